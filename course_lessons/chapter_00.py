@@ -1,19 +1,23 @@
 """Figures that chapter 00 shows: what is about to happen, who gets which digits, how losses fell.
 
-Each function returns a matplotlib figure; the lesson displays it with a sentence below.
+Functions return a matplotlib figure, which the lesson displays with a sentence below; those called
+`draw_...` display it themselves.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
 import matplotlib.pyplot as plt
 import torch
+import torch.distributed as dist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 from torch.utils.data import DistributedSampler
 
+from course_lessons.drawing import answers_to_draw, draw_columns
 from course_material.digits import digits
+from course_utils import show
 
 # Rank 0, rank 1 and a process alone: colours of Okabe and Ito, each with a line and a mark.
 COLOURS = ("#0072B2", "#D55E00", "#009E73")
@@ -103,3 +107,77 @@ def losses(losses_by_run: dict[str, Sequence[float]], steps_per_epoch: int) -> F
     axes.set_yscale("log")
     axes.legend()
     return figure
+
+
+def draw_average(average: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Draw what a learner's `average` returns in two ranks, and what it should return.
+
+    Args:
+        average: Of a gradient of one number, 10 on rank 0 and 20 on rank 1; a wrong one is drawn.
+    """
+
+    def worker() -> float | str:
+        gradient = torch.tensor([10.0 * (dist.get_rank() + 1)])
+        try:
+            returned = average(gradient)
+        except NotImplementedError:
+            return "nothing yet"
+        if isinstance(returned, torch.Tensor):
+            return returned.flatten()[0].item()
+        return repr(returned)[:12]
+
+    returned = answers_to_draw(worker, world_size=2)
+    if returned is not None:
+        held = [(10.0, returned[0], 15.0), (20.0, returned[1], 15.0)]
+        draw_columns(held, ["has", "average returns", "wanted"])
+
+
+def draw_one_step(training: torch.utils.data.Dataset, across: int = 16) -> None:
+    """Draw the 64 digits of the first step, framed in the colour of the rank that takes them."""
+    order = list(DistributedSampler(training, num_replicas=1, rank=0))[:64]
+    of_rank = []
+    for rank in range(2):
+        sampler = DistributedSampler(training, num_replicas=2, rank=rank)
+        of_rank.append(set(list(sampler)[:32]))
+    figure, axes = plt.subplots(64 // across, across, figsize=(8, 2.4))
+    for axis, index in zip(axes.flat, order, strict=True):
+        rank = 0 if index in of_rank[0] else 1
+        axis.imshow(training.data[index, 0], cmap="gray_r")
+        axis.set(xticks=[], yticks=[])
+        axis.spines[:].set(color=COLOURS[rank], linewidth=2.5, linestyle=LINES[rank])
+    figure.subplots_adjust(wspace=0.12, hspace=0.12)
+    shared = len(set(order) & (of_rank[0] | of_rank[1]))
+    show(
+        figure,
+        f"The 64 digits of one process's first step, in its order: rank 0 of two takes those with "
+        f"a solid frame, rank 1 those with a dashed one, together {shared} of them.",
+    )
+
+
+@torch.no_grad()
+def draw_misread(
+    testing: torch.utils.data.Dataset, models: Mapping[str, torch.nn.Module], most: int = 10
+) -> None:
+    """Draw the test digits that a model misreads, each with what all models read.
+
+    Args:
+        testing: Digits with `data` and `targets`.
+        models: By name.
+        most: Digits, at most.
+    """
+    readings = [model(testing.data).argmax(dim=1) for model in models.values()]
+    wrong = torch.stack([reading != testing.targets for reading in readings]).any(dim=0)
+    shown = wrong.nonzero().flatten().tolist()[:most]
+    figure, axes = plt.subplots(1, most, figsize=(9, 1.3))
+    for axis in axes:
+        axis.set_axis_off()
+    for axis, index in zip(axes, shown, strict=False):
+        axis.imshow(testing.data[index, 0], cmap="gray_r")
+        read = ", ".join(str(reading[index].item()) for reading in readings)
+        axis.set_title(f"is {testing.targets[index].item()}\nread {read}", fontsize=9)
+    names = " and ".join(models)
+    show(
+        figure,
+        f"Misread: about {wrong.sum().item()} test digits. Above each: what it is, and what "
+        f"{names} read.",
+    )

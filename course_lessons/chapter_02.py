@@ -2,12 +2,13 @@
 
 import inspect
 import os
+import re
 import shlex
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -75,6 +76,38 @@ def draw_store(keys: Sequence[str], text: str) -> None:
             "", (edge, y), xytext=(start, y), arrowprops={"arrowstyle": "<->", "color": color}
         )
     show(figure, text)
+
+
+def draw_starters(printed_by_command: Mapping[str, Sequence[str]]) -> None:
+    """Draw which ranks each command started, by the lines that these ranks printed.
+
+    Args:
+        printed_by_command: By command what its processes printed, `rank 0 of 4: total 10 ...`.
+    """
+    found = {}
+    for command, lines in printed_by_command.items():
+        matches = [re.match(r"rank (\d+) of (\d+): total (\d+)", line) for line in lines]
+        found[command] = [match for match in matches if match]
+    height = 0.62 * len(found) + 0.15
+    figure, axes = plt.subplots(figsize=(9.5, height))
+    axes.set(xlim=(0, 9.5), ylim=(height, 0))
+    axes.axis("off")
+    sentences = []
+    for row, (command, ranks) in enumerate(found.items()):
+        y = 0.4 + 0.62 * row
+        style = {"boxstyle": "round,pad=0.4", "fc": GREY, "ec": "#555555"}
+        axes.text(0.15, y, command, fontsize=9, va="center", family="monospace", bbox=style)
+        for place, match in enumerate(ranks):
+            rank, world_size, total = match.groups()
+            x = 5.85 + 2.05 * place
+            color = rank_style(int(rank))["color"]
+            box = {"boxstyle": "round,pad=0.4", "fc": "white", "ec": color, "linewidth": 2.5}
+            words = f"rank {rank} of {world_size}: total {total}"
+            axes.text(x, y, words, fontsize=9, va="center", bbox=box)
+        axes.annotate("", (5.65, y), xytext=(5.15, y), arrowprops={"arrowstyle": "->"})
+        started = " and ".join(f"rank {match[1]} of {match[2]}" for match in ranks)
+        sentences.append(f"{command} started {started}")
+    show(figure, f"{'; '.join(sentences)}.")
 
 
 def draw_joining(times_s: Sequence[Sequence[float]], text: str) -> None:

@@ -58,8 +58,12 @@ def _loss(held: dict[int, int], logits: torch.Tensor) -> torch.Tensor:
         return _note(held, cross_entropy(logits, labels).view(1))
 
 
-def bytes_after_a_step(model: nn.Module) -> None:
-    """Train a replica for one step with Adam, and print what lies where."""
+def bytes_after_a_step(model: nn.Module) -> dict[str, int]:
+    """Train a replica for one step with Adam.
+
+    Returns:
+        Bytes on device 0 by what they are; the last entry counts a replica's parameters.
+    """
     replica = replica_of(model)
     width = next(model.parameters()).shape[1]
     replica(torch.randn(64, width)).square().mean().backward()
@@ -68,10 +72,12 @@ def bytes_after_a_step(model: nn.Module) -> None:
     parameters = list(model.parameters())
     gradients = [parameter.grad for parameter in parameters]
     state = [tensor for kept in optimizer.state.values() for tensor in kept.values()]
-    print(f"device 0, parameters:   {_total(parameters):,} bytes")
-    print(f"device 0, gradients:    {_total(gradients):,} bytes")
-    print(f"device 0, Adam's state: {_total(state):,} bytes")
-    print("in a replica: parameters that Adam could step:", len(list(replica.parameters())))
+    return {
+        "parameters": _total(parameters),
+        "gradients": _total(gradients),
+        "Adam's state": _total(state),
+        "parameters that Adam could step": len(list(replica.parameters())),
+    }
 
 
 def _total(tensors: Sequence[torch.Tensor]) -> int:

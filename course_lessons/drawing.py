@@ -13,9 +13,11 @@ from course_utils import WorkerError, show
 from course_utils.launcher.deadlines import slowness
 from course_utils.launcher.launch import launch as launch_quietly
 from course_utils.pictures.shapes import INK
+from course_utils.pictures.squares import HIGH, cell, rank_rows
 from course_utils.pictures.style import KINDS
 
 _UNITS = {"MB": 1e6, "MiB": 2**20}
+_WIDE = 2.4  # of a column, whose cells are 1 high
 _DRAWING_S = 20.0  # on a quiet machine, for what is drawn; an answer that hangs ends then
 
 
@@ -140,3 +142,33 @@ def box_figure(
     figure, axes = plt.subplots(figsize=size, layout="constrained")
     draw_boxes(axes, rows, columns)
     return figure
+
+
+def draw_columns(held: Sequence[Sequence[object]], titles: Sequence[str]) -> None:
+    """Draw what every rank holds at several moments, a row for each rank, a column for a moment.
+
+    A number that a rank held at first has that rank's colour, and any other number those of all.
+
+    Args:
+        held: `held[rank][moment]`, a number or a word; words are in grey.
+        titles: What the moments are called.
+    """
+    ranks, width = range(len(held)), _WIDE * len(titles)
+    figure, axes = plt.subplots(
+        figsize=(HIGH * width + 0.7, HIGH * len(held) + 0.4), layout="constrained"
+    )
+    rank_rows(axes, ranks, width)
+    sentences = []
+    for column, title in enumerate(titles):
+        left = _WIDE * column
+        axes.text(left + _WIDE / 2, -0.12, title, ha="center", fontsize=10)
+        values = [row[column] for row in held]
+        for rank, value in enumerate(values):
+            if isinstance(value, str):
+                cell(axes, left, rank, value, (), _WIDE, edgecolor="#999999", linestyle="--")
+                continue
+            givers = [rank] if value == held[rank][0] else list(ranks)
+            cell(axes, left, rank, f"{value:.4g}", givers, _WIDE)
+        texts = [value if isinstance(value, str) else f"{value:.4g}" for value in values]
+        sentences.append(f"{title}: {', '.join(texts)}")
+    show(figure, f"Ranks 0 to {len(held) - 1}, {'; '.join(sentences)}.")

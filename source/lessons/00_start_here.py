@@ -30,6 +30,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
+from course_lessons.drawing import draw_columns
 from course_utils import (
     WorkerError,
     WorkerTimeout,
@@ -88,6 +89,12 @@ average_check["cases"] = "one number", "random numbers"
 
 # %%
 check(average, **average_check)
+
+# %% [markdown]
+# And this is what *your* line does when rank 0 brings 10 and rank 1 brings 20:
+
+# %%
+chapter_00.draw_average(average)
 
 # %% [markdown]
 # If the check says *wrong*, its table shows what each rank was given, what was wanted, and what your line returned. Change the line, run its cell,
@@ -185,8 +192,10 @@ plot_calls(hang)
 
 # %% [markdown]
 # That's the whole course in miniature: workers, a sum, a training run, a hang. The rest of this chapter takes a closer look, and
-# [the course map](README.md) shows where it goes from here. First, what does your machine have to offer? Nothing here needs a GPU. Unless
-# there's one for each worker, the workers talk through **gloo**, a library that comes with PyTorch.
+# [the course map](README.md) shows where it goes from here.
+
+# %% [markdown]
+# First, what does your machine have to offer? Nothing here needs a GPU. Unless there's one for each worker, the workers talk through **gloo**, a library that comes with PyTorch.
 
 # %% tags=["nbval-ignore-output"]
 hardware()
@@ -204,12 +213,16 @@ held = predict("ranks 0 to 3 hold", ...)
 # %%
 def add_up_twice():
     number = torch.tensor(dist.get_rank() + 1)
-    dist.all_reduce(number)
-    dist.all_reduce(number)
-    return number.item()
+    numbers = [number.item()]
+    for _ in range(2):
+        dist.all_reduce(number)
+        numbers.append(number.item())
+    return numbers
 
 
-held.measured(launch(add_up_twice, world_size=4))
+numbers_of_ranks = launch(add_up_twice, world_size=4)
+held.measured([numbers[-1] for numbers in numbers_of_ranks])
+draw_columns(numbers_of_ranks, ["at first", "after one sum", "after two"])
 
 # %% [markdown]
 # `all_reduce` writes the sum into the tensor itself. After the first call every rank holds 10, so the second adds up four tens. If you
@@ -281,6 +294,7 @@ def digits_of_step(step, world_size):
 
 steps_alike = [digits_of_step(step, 1) == digits_of_step(step, 2) for step in range(23)]
 print("one rank and two ranks take the same digits in", sum(steps_alike), "of the first 23 steps")
+chapter_00.draw_one_step(training)
 
 # %% [markdown]
 # It does in the first epoch, which the cell looked at, and so it does in all the others. The order depends only on the sampler's seed and
@@ -314,6 +328,8 @@ def accuracy(model):
 
 print(f"right, trained by one rank:  about {accuracy(alone['model']):.1f} %")
 print(f"right, trained by two ranks: about {accuracy(results[0]['model']):.1f} %")
+models = {"one rank alone": alone["model"], "two ranks": results[0]["model"]}
+chapter_00.draw_misread(testing, models)
 
 # %% [markdown]
 # And the losses on the way there? Each rank only sees the loss of its own digits, so two ranks have two curves.

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DataParallel
 
-from course_lessons import device_zero, racing
+from course_lessons import chapter_01_pictures, device_zero, racing
 from course_lessons.twins import RANKS, THREADS, by_ranks, by_threads, network, replica_of
 from course_utils import check, hardware, launch, predict, show
 
@@ -44,13 +44,13 @@ def add(counter, mutex):
 
 # %%
 def count_together(mutex):
-    counter = {"value": 0}
+    counter = chapter_01_pictures.Diary(value=0)  # a dict that notes who writes what when
     threads = [threading.Thread(target=add, args=(counter, mutex)) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return counter["value"]
+    return counter
 
 
 # %% [markdown]
@@ -62,7 +62,8 @@ def count_together(mutex):
 counted = predict("without a mutex the two threads count to", ...)
 
 # %%
-counted.measured(count_together(nullcontext()), within=0.1, about=True)
+unguarded = count_together(nullcontext())
+counted.measured(unguarded["value"], within=0.1, about=True)
 
 # %% [markdown]
 # Both threads read, say, 7, and both write 8: one addition is lost. As they sleep at the same time, they lose almost every second one.
@@ -72,7 +73,9 @@ counted.measured(count_together(nullcontext()), within=0.1, about=True)
 # and gives it back at the end.
 
 # %% tags=["row-B2"]
-print("with a mutex:", count_together(threading.Lock()))
+guarded = count_together(threading.Lock())
+print("with a mutex:", guarded["value"])
+chapter_01_pictures.draw_counting({"without a mutex": unguarded, "with a mutex": guarded})
 
 # %% [markdown]
 # All 100 are there. The price is that one thread stands still while the other is in the guarded lines.
@@ -136,7 +139,7 @@ show(racing.bars(races), "Below the dashed line, threads lose. Processes are the
 # work in turn. The first divided by the second is their speed.
 
 # %% tags=["row-B2"]
-print(racing.table(races))
+chapter_01_pictures.draw_cores(races)
 
 # %% [markdown]
 # Two threads of pure Python keep *one* core at work, since only the holder of the GIL runs. In C and C++ they
@@ -173,6 +176,12 @@ def data_parallel(model, batch, devices):
 check(by_threads(data_parallel), **THREADS)
 
 # %% [markdown]
+# And this is what *your* function does with twelve samples and two devices:
+
+# %%
+chapter_01_pictures.draw_threads(data_parallel)
+
+# %% [markdown]
 # <details><summary>Hint 1: a nudge</summary>
 # <code>batch.chunk(devices)</code> scatters, <code>torch.cat</code> gathers, and each thread can put its output into its place in a list.
 # </details>
@@ -207,7 +216,8 @@ print("devices that DataParallel uses here:", devices)
 # ## 4 · When do its threads pay off?
 #
 # Two replicas of eight layers get 64 samples each, forward only. A wide layer spends its time in C++; a narrow one is soon done there, and then Python calls the next layer.
-#
+
+# %% [markdown]
 # **Predict** the first width, of 8, 32, 128 and 512, at which two threads gain 20 % or more.
 
 # %%
@@ -277,7 +287,8 @@ show(device_zero.bars(bytes_of), "Gathered logits pile up on device 0; gathered 
 # That cures outputs and loss. And what about the gradients, and what an optimiser keeps? Count them after one step with Adam.
 
 # %% tags=["row-D1"]
-results = launch(device_zero.bytes_after_a_step, network(32), world_size=1, backend="gloo")
+kept = launch(device_zero.bytes_after_a_step, network(32), world_size=1, backend="gloo")[0]
+chapter_01_pictures.draw_after_a_step(kept)
 
 # %% [markdown]
 # Gradients flow back to the one module on device 0, and only that one is stepped. So gradients and Adam's state, three times the size of the
@@ -307,6 +318,12 @@ def in_processes(model, batch):
 
 # %%
 check(by_ranks(in_processes), **RANKS)
+
+# %% [markdown]
+# And this is the gradient that *your* function leaves in each of two ranks:
+
+# %%
+chapter_01_pictures.draw_gradients(in_processes)
 
 # %% [markdown]
 # <details><summary>Hint</summary>

@@ -173,8 +173,15 @@ launch(choose_a_card, world_size=4, nodes=2, backend="gloo")
 
 # %% [markdown]
 # The first line says **who** failed and **why**: ranks 2 and 3, the whole second node, asked for a third and a fourth card where there
-# are two. The arrow says **where**. Ranks 0 and 1 made the same mistake, but their rank and local rank are equal, so they reached the
-# barrier.
+# are two. The arrow says **where**. Ranks 0 and 1 made the same mistake, but their rank and local rank are equal:
+
+
+# %%
+def by_global_rank(cards_of_this_node):
+    return cards_of_this_node[dist.get_rank()]
+
+
+chapter_02.draw_cards(by_global_rank)
 
 # %% [markdown]
 # **Write** (3 minutes). Return the card this process should take. The check runs your function on two nodes with one, two and three
@@ -446,11 +453,14 @@ print("...", *spawning.splitlines()[-4:], sep="\n")
 node_0 = "python script.py -n 2 -g 2 --epochs 3 -nr 0"
 node_1 = "python script.py -n 2 -g 2 --epochs 3 -nr 1"
 printed = chapter_02.run(spawning, node_0, node_1)
+ways = dict(zip([node_0, node_1], printed, strict=True))
+chapter_02.draw_starters(ways)
 
 # %% [markdown]
 # The second node started ranks 2 and 3, since 1 × 2 + 0 = 2 and 1 × 2 + 1 = 3. The two commands share nothing but a file, and yet their four processes
 # became one group.
-#
+
+# %% [markdown]
 # Python's own `Process` can start the same `work`: one object per rank, started and joined in two loops.
 
 
@@ -465,6 +475,7 @@ def with_processes():
 
 
 printed = chapter_02.run(chapter_02.script_of(work, with_processes), "python script.py")
+ways["python script.py"] = printed[0]
 
 # %% [markdown]
 # But note that `join` returns without a word when a worker has crashed. You'd have to look at each `worker.exitcode` yourself, whereas
@@ -489,7 +500,8 @@ def under_torchrun():
 
 
 command = "torchrun --standalone --nproc-per-node=2 script.py"
-printed = chapter_02.run(chapter_02.script_of(work, under_torchrun), command)
+ways[command] = chapter_02.run(chapter_02.script_of(work, under_torchrun), command)[0]
+chapter_02.draw_starters(ways)
 
 # %% [markdown]
 # Here the store lives in the process of `torchrun` itself, so no rank is special at all. A warning, though: that store listens on **all**
@@ -717,7 +729,8 @@ chapter_02.draw_nodes(
 # No process is in charge. Ranks meet at a store, and go back to it whenever they form a new group; what they compute goes from rank to
 # rank. The **rank** names a process in the world, and the **local rank** chooses its GPU. And with gloo, joining needs everybody, just like
 # a collective.
-#
+
+# %% [markdown]
 # How many of your predictions were right?
 
 # %%

@@ -41,9 +41,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from course_cluster import slurm, two_hosts
-from course_lessons import chapter_09
+from course_lessons import chapter_09, chapter_09_charts, chapter_09_pictures
 from course_lessons.chapter_09 import listening, note, resumed, save
-from course_utils import Network, check, digits, launch, predict
+from course_utils import Network, check, digits, launch, plot_timeline, predict
 
 # %% [markdown]
 # ## 1 · Two hosts in one computer
@@ -61,13 +61,12 @@ tools = {"ip": "ip -4 -brief address", "ifconfig": "ifconfig -a"}
 addresses = next((tools[tool] for tool in tools if shutil.which(tool)), "uname -n")
 with two_hosts() as hosts:
     time.sleep(1)  # a cable that was just plugged in is not up at once
-    for host in hosts:
-        print(f"host {host.number}, known to the other one as {host.address}")
-        print(host.run(addresses))
+    listed = [host.run(addresses) for host in hosts]
+print(f"host 0, known to the other one as {hosts[0].address}:\n{listed[0]}")
+chapter_09_pictures.draw_interfaces(hosts, listed)
 
 # %% [markdown]
-# With namespaces each host shows three interfaces: `lo`, on which it talks to itself, `eth0`, the cable to the other host, and `eth1`, a second network
-# to the world outside. Without root you see your machine's own interfaces twice, and the hosts are 127.0.0.1 and 127.0.0.2: all that follows runs, but
+# On `lo` a host talks to itself. Without root you see your machine's own interfaces, and the hosts are 127.0.0.1 and 127.0.0.2: all that follows runs, but
 # nothing separates them. Where that matters, the text says so.
 
 # %% [markdown]
@@ -161,7 +160,6 @@ def by_hand():
     dist.destroy_process_group()
 
 
-# %%
 write_script("by_hand.py", make_model, take_step, train, by_hand)
 
 # %% [markdown]
@@ -175,10 +173,11 @@ with two_hosts(disk.name) as hosts:
     outputs = hosts.run(f"by_hand.py {place} 0 3", f"by_hand.py {place} 1 3")
 for number, output in enumerate(outputs):
     print(f"host {number}:\n{output}", end="")
+chapter_09_charts.draw_screens(outputs)
 
 # %% [markdown]
-# Two scripts that share an address became one training. The article's figure differs: 2.153 on one host, 2.164 on the other. It is each rank's mean over
-# **its own** half of the data. Reading it off one screen, as people do, you see half of the truth. Reduce sum and count, divide last: 2.159 on both.
+# Two scripts that share an address became one training. The article's figure is each rank's mean over **its own** half of the data. So both hosts miss the
+# mean, in opposite directions, and whoever reads one screen sees half of the truth. Reduce sum and count, divide last: 2.159 on both.
 
 # %% [markdown]
 # ### The address that leads nowhere
@@ -206,7 +205,9 @@ with two_hosts(disk.name) as hosts:
         print("they met: on one machine, every address of a host leads to it")
     except RuntimeError as error:
         print(re.findall(r"RuntimeError: .*", str(error))[-1])
-        left.measured(re.findall(r"remote=\[([\d.]+)", str(error))[-1])
+        address = re.findall(r"remote=\[([\d.]+)", str(error))[-1]
+        left.measured(address)
+        chapter_09_pictures.draw_doors(hosts, address)
 
 # %% [markdown]
 # With two hosts it fails. Read the end: *connection refused*, `remote=[127.0.0.1]`. Both ranks found the
@@ -226,8 +227,8 @@ with two_hosts(disk.name) as hosts:
 # %% [markdown]
 # ## 3 · Who else can come in?
 #
-# Rank 0 serves the store of `tcp://`, and as the article says it listens on 0.0.0.0: on **all** addresses of its host. Who can reach it there?
-# Below host 0 opens two stores: the usual one, and one on a socket that is **bound** to the address on the cable. Both hold a learning rate.
+# Rank 0 serves the store of `tcp://`. As the article says, it listens on 0.0.0.0: on **all** addresses of its host. Who can reach it?
+# Host 0 opens two stores: the usual one, and one on a socket that is **bound** to the address on the cable. Both hold a learning rate.
 
 
 # %%
@@ -276,17 +277,18 @@ write_script("two_stores.py", bound_store, two_stores)
 write_script("stranger.py", stranger)
 
 # %% [markdown]
-# `ss -ltn` lists who listens on a host. In the end host 0 prints the learning rates that it finds, after somebody without any password was there.
+# `ss -ltn` lists who listens on a host. The picture has the learning rates that host 0 finds in the end, after somebody without any password was there.
 
 
 # %% tags=["row-E2"]
 with two_hosts(disk.name) as hosts:
     served = hosts[0].start(f"two_stores.py {hosts[0].address} {hosts.port}")
     served.wait_for("ready")
-    print(listening(hosts))
-    print("the stranger:", hosts[1].run(f"stranger.py {hosts[0].outside} {hosts.port}"))
-    learning_rates = served.wait_for().removeprefix("ready\n")
-print(learning_rates, end="")
+    sockets = listening(hosts)
+    answers = hosts[1].run(f"stranger.py {hosts[0].outside} {hosts.port}")
+    learning_rates = served.wait_for()
+print(sockets)
+chapter_09_pictures.draw_stores(sockets, answers, learning_rates)
 
 # %% [markdown]
 # The star means every address, `eth1` to the world outside included. The stranger wrote 1000 where 0.01 had been, and nobody asked who it was: a store has no
@@ -311,8 +313,10 @@ print(learning_rates, end="")
 # ## 4 · From `-nr` to `torchrun`
 #
 # With more cards per machine, nobody wants to start each rank by hand. *Distributed Data Parallel, part 1*, another of the articles, has a script that is started once **per machine** and is told how many machines there
-# are, how many cards each has, and which machine this is. It then computes its ranks and starts them; they meet by `env://`. (The article has `mp.spawn`; a fork
-# spares each rank the import of `torch`.)
+# are, how many cards each has, and which machine this is.
+
+# %% [markdown]
+# It then computes its ranks and starts them; they meet by `env://`. (The article has `mp.spawn`; a fork spares each rank the import of `torch`.)
 
 
 # %%
@@ -347,7 +351,7 @@ write_script("per_machine.py", one_card, per_machine)
 with two_hosts(disk.name) as hosts:
     command = f"per_machine.py -n 2 -g 2 --master {hosts[0].address} {hosts.port}"
     outputs = hosts.run(f"{command} -nr 0", f"{command} -nr 1")
-print(*sorted("".join(outputs).splitlines()), sep="\n")
+chapter_09_pictures.draw_cards(outputs)
 
 # %% [markdown]
 # Rank 2 = 1 × 2 + 0. Parser, formula and `spawn` are what `torchrun` is for. It runs on every machine, as an **agent**: it counts, sets
@@ -426,7 +430,6 @@ def a_rank_dies():
     dist.destroy_process_group()
 
 
-# %%
 TRAINING = make_model, take_step, resumed, save, note, train_on
 write_script("a_rank_dies.py", *TRAINING, kill, a_rank_dies)
 
@@ -440,7 +443,6 @@ def undisturbed():
     train_on("undisturbed.pt", accident=lambda step: None)
 
 
-# %%
 def read_losses(name):
     lines = Path(disk.name, f"{name}.pt.losses").read_text().splitlines()
     return [(int(step), float(loss)) for step, loss in map(str.split, lines)]
@@ -460,6 +462,7 @@ print("steps noted:", len(read_losses("undisturbed")))
 
 # %% jupyter={"source_hidden": true}
 fresh = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}  # a new store for every life, see below
+talkative = {"LOGLEVEL": "INFO"}  # an agent logs when it meets others: pictures are drawn of that
 
 
 def start_agents(hosts, command):
@@ -468,7 +471,7 @@ def start_agents(hosts, command):
     for host in hosts:
         torchrun = f"torchrun --rdzv-endpoint={hosts[0].address}:{hosts.port} --nproc-per-node=1"
         options = f"--local-addr={host.address} --rdzv-conf=is_host={1 - host.number},{QUICK}"
-        agents.append(host.start(f"{torchrun} {options} {command}", fresh))
+        agents.append(host.start(f"{torchrun} {options} {command}", fresh | talkative))
     return agents
 
 
@@ -487,24 +490,23 @@ with two_hosts(disk.name) as hosts:
     for agent in agents:
         agent.wait_for()
 print("host 1:", re.search(r"failed \(exitcode: -9\) local_rank: 0", agents[1].errors)[0])
-steps.measured(len(read_losses("killed")))
+noted = read_losses("killed")
+steps.measured(len(noted))
+chapter_09_pictures.draw_agents(agents, noted)
 
 # %% [markdown]
 # *exitcode: −9*: a signal ended the rank, number 9, SIGKILL. *local_rank: 0*: the card, not the rank. That line is on **host 1's** screen. Host 0's
 # shows, if anything, rank 0's traceback, of a connection reset by its peer: an echo. On a cluster look for the agent that reports a signal.
 
 # %% [markdown]
-# 52 steps, and we did nothing to restart it. Rank 0 had lost its partner; the agents stopped what was left, met again, and started two new ranks, which found the checkpoint of step
-# 24. The steps 24 to 27 were done twice.
-
-# %% tags=["row-E5"]
-control, noted = read_losses("undisturbed"), read_losses("killed")
-chapter_09.draw_lives(control, noted, killed_in=28)
+# 52 steps, and we did nothing to restart it. The agents met again and started two new ranks, which found the checkpoint of step 24. So the steps 24 to 27 were done twice.
 
 # %% [markdown]
-# Lies on, or lies near? We compare every loss, and the parameters at the end, for equality.
+# Do their losses lie on those of the control, or only near? An eye can't tell, so we also compare every loss, and the parameters at the end, for equality.
 
 # %% tags=["row-E5"]
+control = read_losses("undisturbed")
+chapter_09_charts.draw_lives(control, noted, killed_in=28)
 states = [torch.load(Path(disk.name, f"{name}.pt"))[1] for name in ("undisturbed", "killed")]
 pairs = [(state, states[1][name]) for name, state in states[0].items()]
 print("losses of the first life: ", noted[:28] == control[:28])
@@ -554,7 +556,6 @@ def a_host_dies():
     dist.destroy_process_group()
 
 
-# %%
 write_script("a_host_dies.py", *TRAINING, stall, a_host_dies)
 
 # %% [markdown]
@@ -565,26 +566,29 @@ command = "--nnodes=1:2 --max-restarts=3 --rdzv-backend=c10d --rdzv-id=night-8"
 with two_hosts(disk.name) as hosts:
     agents = start_agents(hosts, f"{command} a_host_dies.py")
     agents[1].wait_for("step 28")
+    cut_s = time.time()
     hosts[1].cut_power()
     agents[0].wait_for()
+noted = read_losses("elastic")
+chapter_09_pictures.draw_agents(agents, noted, cut={1: cut_s})
+
+# %% [markdown]
+# Host 0's agent met with whoever was left, which was nobody: its new rank is rank 0 of 1. Does one rank compute what two would have?
 
 # %% tags=["row-E5"]
-noted = read_losses("elastic")
 alone = noted[28:]
 gap = max(abs(loss - other) for (_, loss), (_, other) in zip(alone, control[24:], strict=True))
 print(f"steps noted: {len(noted)}; alone from step {alone[0][0]} to step {alone[-1][0]}")
 print(f"largest difference to the losses of two ranks: about {gap:.0e}")
 print("equal to the last bit:", alone == control[24:])
-
-# %% [markdown]
-# Host 0's agent lost its rank 0 to a broken connection, met with whoever was left, which was nobody, and started one rank: it is now rank 0 of 1.
+chapter_09_charts.draw_apart(control, noted, alone_from=28)
 
 # %% [markdown]
 # The losses agree to six digits and no further, because one rank
 # adds 128 numbers in a different order from two ranks, which add 64 each. That is a continuation only because the *global* batch stayed: with 64 samples for each rank, whatever their number, it would be a different training from here on.
 
 # %% [markdown]
-# Our host died politely: the kernel closed its connections, and rank 0 heard of it at once. A machine without power closes nothing. Then rank 0 waits until the timeout of its group, which
+# Our host died politely: the kernel closed its connections, so rank 0 soon ended with an error. A machine without power closes nothing. Then rank 0 waits until the timeout of its group, which
 # `init_process_group(timeout=…)` sets.
 
 # %% [markdown]
@@ -609,10 +613,12 @@ with two_hosts(disk.name) as hosts:
     agents = start_agents(hosts, f"{command} waiting.py")
     for agent in agents:
         agent.wait_for("here")
+    cut_s = time.time()
     hosts[0].cut_power()
     agents[1].process.wait(timeout=240)
 print(re.findall(r"Rendezvous\w*Error: .*", agents[1].errors)[-1])
 goes_on.measured(agents[1].process.returncode == 0)
+chapter_09_pictures.draw_agents(agents, cut={0: cut_s})
 
 # %% [markdown]
 # The agent on host 1 ends, and takes its healthy rank along: `--nnodes=1:2` protects against the death of every host but one. So the endpoint belongs on a machine that does no training and
@@ -657,7 +663,7 @@ def one_life(checkpoint, interval_min, now_min, dies_at_min):
 
 
 # %% [markdown]
-# `whole_job` starts one life after the other until the work is done, and returns goodput and deaths. The times between failures are drawn from an exponential distribution, which is what *at random* means.
+# `whole_job` starts one life after the other until the work is done, and returns its minutes and deaths. The times between failures are drawn from an exponential distribution, which is what *at random* means.
 
 
 # %%
@@ -675,7 +681,11 @@ def whole_job(interval_min):
         died = status != 0
         deaths += died
         now_min = dies_at_min + RESTART_MIN
-    return WORK_MIN / json.loads(checkpoint.read_text())[1], deaths
+    return json.loads(checkpoint.read_text())[1], deaths
+
+
+# %% [markdown]
+# The job needs 8,000 minutes of work. A script runs it, so that what is forked and killed is a small process and not this kernel.
 
 
 # %%
@@ -683,10 +693,6 @@ def all_intervals():
     print(json.dumps([whole_job(interval_min) for interval_min in INTERVALS_MIN]))
 
 
-# %% [markdown]
-# The job needs 8,000 minutes of work. A script runs it, so that what is forked and killed is a small process and not this kernel.
-
-# %%
 SAVE_MIN, RESTART_MIN, MTBF_MIN, WORK_MIN = 5, 10, 240, 8000
 INTERVALS_MIN = [10, 25, 50, 100, 200]
 FIGURES = f"""import json, os, random, signal, sys
@@ -698,10 +704,9 @@ INTERVALS_MIN = {INTERVALS_MIN}
 # %%
 write_script("lives.py", one_life, whole_job, all_intervals, imports=FIGURES)
 ran = subprocess.run([sys.executable, "lives.py"], cwd=disk.name, capture_output=True, check=True)
-goodputs = []
-for interval_min, (goodput, deaths) in zip(INTERVALS_MIN, json.loads(ran.stdout), strict=True):
-    goodputs.append(goodput)
-    print(f"a save every {interval_min:3} minutes: {deaths} deaths, goodput {goodput:.2f}")
+jobs = json.loads(ran.stdout)
+goodputs = [WORK_MIN / total_min for total_min, deaths in jobs]
+chapter_09_charts.draw_causes(INTERVALS_MIN, jobs, (SAVE_MIN, RESTART_MIN, WORK_MIN))
 best_min.measured(INTERVALS_MIN[goodputs.index(max(goodputs))])
 
 # %% [markdown]
@@ -709,7 +714,7 @@ best_min.measured(INTERVALS_MIN[goodputs.index(max(goodputs))])
 # both are equal, at *T* = √(2*CM*). That is [Young's formula of 1974](https://doi.org/10.1145/361147.361115).
 
 # %%
-chapter_09.draw_goodput(INTERVALS_MIN, goodputs, SAVE_MIN, MTBF_MIN, RESTART_MIN)
+chapter_09_charts.draw_goodput(INTERVALS_MIN, goodputs, SAVE_MIN, MTBF_MIN, RESTART_MIN)
 
 # %% [markdown]
 # The grey line is the complete model of [Daly, 2006](https://doi.org/10.1016/j.future.2004.11.016), which also counts deaths during saves and restarts. The minimum is flat, so the formula needn't be met exactly; being wrong by a factor of four is what hurts.
@@ -746,10 +751,11 @@ def save_interval_done(save_s, machine_mtbf_h, machines):
 
 check(save_interval_done, **chapter_09.INTERVAL)
 
+# %% [markdown]
+# A save takes a minute here, and a machine fails once in 50 days. Your function is drawn; until it returns a number, ours is.
+
 # %%
-for machines in (1, 10, 100, 1000):
-    minutes = save_interval_done(save_s=60, machine_mtbf_h=1200, machines=machines) / 60
-    print(f"{machines:4} machines: a save every {minutes:.0f} minutes")
+chapter_09_charts.draw_intervals(save_interval, save_interval_done, save_s=60, machine_mtbf_h=1200)
 
 # %% [markdown]
 # Four times the machines halve the interval. And a save that costs a quarter halves it too, while goodput rises. That's why large jobs save [asynchronously](https://docs.pytorch.org/docs/stable/distributed.checkpoint.html): the training waits only for a copy into the host's memory.
@@ -790,9 +796,11 @@ def unfit(reports):
     return verdicts or "all are fit"
 
 
+checks = []
 for sick in [None, (1, "slow"), (2, "wrong")]:
     reports = launch(health, sick, world_size=4, backend="gloo")[0]
-    print(f"{sick}: {unfit(reports)}")
+    checks.append((sick, reports, unfit(reports)))
+chapter_09_charts.draw_health(checks)
 
 # %% [markdown]
 # On GPUs the same idea has ready tools: `dcgmi diag` tests the cards of a node, and [nccl-tests](https://github.com/NVIDIA/nccl-tests) the paths between them. A scheduler can run them before each job and put an unfit node aside.
@@ -817,6 +825,7 @@ for megabytes in sizes:
     replay = trace.replay(Network(latency_us=50, gbit_s=0.1))
     predicted_ms.append(max(replay.finish_us) / 1000)
     print(f"{megabytes} MB at 100 Mbit/s, by Network: {predicted_ms[-1]:.1f} ms")
+plot_timeline(replay)
 
 # %% [markdown]
 # The same `exchange`, measured between the hosts, three times each, by a folded script. Its ranks meet in a bound store, as promised in part 3.
@@ -857,15 +866,17 @@ with two_hosts(disk.name) as hosts:
         print("there is no cable between two loopback addresses: nothing was measured")
 
 # %%
-chapter_09.draw_cable(sizes, predicted_ms, measured_ms)
+chapter_09_charts.draw_cable(sizes, predicted_ms, measured_ms)
 
 # %% [markdown]
 # The cable takes somewhat longer than predicted, at all sizes, and a busy machine adds to it. Still, the prediction came from a recording made without any cable.
 
 # %% [markdown]
 # Part of the
-# rest was counted by the cable itself: host 0 has sent more bytes than the 22 MB of its tensors (each size three times, and one megabyte to open the connections), since packets have headers and are acknowledged. At this speed bytes decide, and they can be
-# counted, which is why this course argues with replays. What a latency costs cannot be seen here: a message of a megabyte takes 80 ms and more, a thousand latencies.
+# rest was counted by the cable itself: host 0 has sent more bytes than the 22 MB of its tensors (each size three times, and one megabyte to open the connections), since packets have headers and are acknowledged.
+
+# %% [markdown]
+# At this speed bytes decide, and they can be counted, which is why this course argues with replays. What a latency costs cannot be seen here: a message of a megabyte takes 80 ms and more, a thousand latencies.
 
 # %% [markdown]
 # *This is the end of the first sitting.*
@@ -873,8 +884,10 @@ chapter_09.draw_cable(sizes, predicted_ms, measured_ms)
 # %% [markdown]
 # ## 8 · One function, four launchers
 #
-# A cluster is shared, so a **scheduler** hands out its machines, and starts the ranks. It need not change what they do. Here is a function that
-# asks `torch.distributed` for its rank and knows nothing else of where it runs. Where checkpoints go is not its affair either: it asks `load` where to begin, and gives every fourth step to `save`.
+# A cluster is shared, so a **scheduler** hands out its machines, and starts the ranks. It need not change what they do.
+
+# %% [markdown]
+# Here is a function that asks `torch.distributed` for its rank and knows nothing else of where it runs. Where checkpoints go is not its affair either: it asks `load` where to begin, and gives every fourth step to `save`.
 
 
 # %% tags=["part-slurm", "part-ray", "part-agents"]
@@ -919,7 +932,10 @@ for world_size in (1, 2):
 # ### Slurm: `srun` starts the ranks
 #
 # On a **Slurm** cluster you write a *batch script* and hand it over with `sbatch`. Comments say what is wanted; when the machines are free, Slurm runs the
-# script on the first of them. `srun`, inside it, runs a command on all: one task, one rank. A task learns who it is from **Slurm's own names**, which `torch` does not know.
+# script on the first of them.
+
+# %% [markdown]
+# `srun`, inside it, runs a command on all: one task, one rank. A task learns who it is from **Slurm's own names**, which `torch` does not know.
 
 # %% [markdown]
 # `slurm.two_nodes` starts a real Slurm on our two hosts, if its packages are here; if not, `job.log` is what such a job wrote when this chapter was made. The line that it prints says which.
@@ -944,8 +960,7 @@ echo over
 Path(disk.name, "who.sh").write_text(WHO)
 with slurm.two_nodes(disk.name) as cluster:
     script, *tasks, short, enough, _ = cluster.submit("who.sh").wait_for("over").splitlines()
-print("        PROCID LOCALID NTASKS STEP_NUM_TASKS")
-print(script, *sorted(tasks), sep="\n")
+chapter_09_pictures.draw_names(script, tasks, (short, enough))
 print("CPUs for four tasks:", short, "without SRUN_CPUS_PER_TASK,", enough, "with it")
 
 # %% [markdown]
@@ -959,7 +974,10 @@ print("CPUs for four tasks:", short, "without SRUN_CPUS_PER_TASK,", enough, "wit
 # ### A job that is told to end, and a node that dies
 #
 # A job has a time limit. Slurm can send a signal before: `--signal=TERM@60` sends SIGTERM to all tasks a minute before the end (sometimes two). A task then saves, and the job
-# goes back into the queue. Our ranks look for the signal in `save`, every fourth step, so four steps have to fit into that minute:
+# goes back into the queue.
+
+# %% [markdown]
+# Our ranks look for the signal in `save`, every fourth step, so four steps have to fit into that minute:
 
 # %% tags=["part-slurm", "row-E5"]
 NIGHT = """#!/bin/bash
@@ -971,17 +989,23 @@ export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
 echo "life ${SLURM_RESTART_COUNT-0}, nodes: $SLURM_JOB_NUM_NODES"
 srun --ntasks-per-node=1 python night.py
 status=$?
+echo "exit status $status"
 [ $status = 75 ] && scontrol requeue $SLURM_JOB_ID
 exit $status
 """
 
 # %% [markdown]
-# `--nodes=1-2` is Slurm's version of elasticity. (`--ntasks-per-node=1` is given to `srun`, not to the job.) Rank 0 runs on the first machine of the job's list, and the port follows from the job's number, so two jobs that share a machine get two. 75 is an exit code of our
-# own: *saved, please start me again*. Any other failure ends the job.
+# `--nodes=1-2` is Slurm's version of elasticity. (`--ntasks-per-node=1` is given to `srun`, not to the job.) Rank 0 runs on the first machine of the job's list, and the port follows from the job's number, so two jobs that share a machine get two.
+
+# %% [markdown]
+# 75 is an exit code of our own: *saved, please start me again*. Any other failure ends the job.
 
 # %% [markdown]
 # The last line matters: Slurm takes the script's exit status for the job's. If the script ended with
-# `[ $status = 75 ] && ...`, that test would be its status, so a training that had succeeded would count as FAILED, and no job with `--dependency=afterok` would start. When a **node** fails, Slurm puts the job back into the queue by itself, which is what `--requeue` allows.
+# `[ $status = 75 ] && ...`, that test would be its status, so a training that had succeeded would count as FAILED, and no job with `--dependency=afterok` would start.
+
+# %% [markdown]
+# When a **node** fails, Slurm puts the job back into the queue by itself, which is what `--requeue` allows.
 
 # %% [markdown]
 # `save_file` ends all ranks together. One of them may hear the signal a moment before the others, so they ask each other.
@@ -1022,7 +1046,10 @@ def under_slurm():
 
 # %% [markdown]
 # Two accidents, each at a step of its own so that every run is the same: in its first life, after step 8, the job waits for SIGTERM. We do not wait nine minutes but send it ourselves, by `scancel`, to the
-# tasks as Slurm does. In its second life, after step 16, rank 1 waits for the end of its node.
+# tasks as Slurm does.
+
+# %% [markdown]
+# In its second life, after step 16, rank 1 waits for the end of its node.
 
 
 # %% tags=["part-slurm"]
@@ -1058,8 +1085,9 @@ def run_night():
         cluster.run(f"scancel --signal=TERM {job.number}")
         job.wait_for("saved after step 16")
         cluster.nodes[1].cut_power()
-        log = job.wait_for("20 steps by")
-    events = re.findall(r"^life.*|^saved.*|Node failure on .*|^20 steps.*", log, re.MULTILINE)
+        log = job.wait_for("exit status 0")
+    lines = r"^life.*|^saved.*|^exit status (?:75|0)$|Node failure on .*|^20 steps.*"
+    events = re.findall(lines, log, re.MULTILINE)
     return list(dict.fromkeys(events))
 
 
@@ -1067,6 +1095,7 @@ def run_night():
 night = run_night()
 print(*night, sep="\n")
 on_nodes.measured([int(nodes) for nodes in re.findall(r"nodes: (\d)", "".join(night))])
+chapter_09_charts.draw_night(night)
 
 # %% [markdown]
 # Three lives, one training. The signal came, both ranks left after step 8 with their work on the disk, and the job went back into the queue by its own wish.
@@ -1126,7 +1155,8 @@ def under_an_agent():
     dist.init_process_group("gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
     if rank == 0:
-        print("a life begins, with a checkpoint:", os.path.exists("night.pt"), flush=True)
+        saved_step = torch.load("night.pt")[0] if os.path.exists("night.pt") else 0
+        print("a life begins at step", saved_step, flush=True)
     weights = train(load_file, save_and_die)
     if rank == 0:
         print(f"20 steps by {world_size} ranks: {weights:.4f}", flush=True)
@@ -1139,10 +1169,15 @@ Path(disk.name, "agents.sh").write_text(AGENTS)
 for name in ("night.pt", "died"):
     Path(disk.name, name).unlink(missing_ok=True)
 with slurm.two_nodes(disk.name) as cluster:
-    print(cluster.submit("agents.sh").wait_for("20 steps by"), end="")
+    log = cluster.submit("agents.sh").wait_for("20 steps by")
+chapter_09_charts.draw_restarted(log, killed_after=12)
+print(log, end="")
 
 # %% [markdown]
-# The agents noticed the death, met again, and their ranks went on from the file: `launch`'s weights once more, and Slurm never heard of it. (`agents.err` has what the agents said. Our hosts
+# The agents noticed the death, met again, and their ranks went on from the file: `launch`'s weights once more, and Slurm never heard of it.
+
+# %% [markdown]
+# (`agents.err` has what the agents said. Our hosts
 # share a name, so our small Slurm tells each task its host's address, and which of the two opens the rendezvous. Real hosts find that out by their names.)
 
 # %% [markdown]
@@ -1263,7 +1298,9 @@ if importlib.util.find_spec("ray") is None:
 else:
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # short: it will hold sockets
         printed = run_ray(folder)
-    print(re.sub(r"step (?=[1-9])", "step about ", printed), end="")
+    log = re.sub(r"step (?=[1-9])", "step about ", printed)
+    print(log, end="")
+    chapter_09_charts.draw_restarted(log, killed_after=12, vague=True)
 
 # %% [markdown]
 # The same function, the fourth time, on two nodes, through a death, and the same weights. A checkpoint counts once **all** ranks have reported, so 12 cannot be. Whether it is 8 or 4 is a matter of luck: `report` hands the checkpoint over and returns, and the
@@ -1315,13 +1352,18 @@ at_fault = "?"  # the disk, the scheduler, or the script
 # | a cluster that starts, watches and retries for you | Ray Train | agents, restarts, storage | knowing what a rank is |
 # | a training loop that you do not want to write | Lightning | loops, logging, checkpoints, DDP by a flag | reading it when numbers disagree |
 # | your loop, on whatever machine there is | Accelerate | a few lines around your own loop | the choices behind them |
-#
+
+# %% [markdown]
 # ## What you know now
 #
 # Two hosts need an address to meet at and an interface to talk over, and these are two settings. A store listens to everybody unless it is bound. `torchrun` counts, sets
-# variables and starts; with a rendezvous it also starts anew, and a checkpoint makes that a continuation, to the last bit. An elastic training outlives a host, but not the one that holds the rendezvous;
+# variables and starts; with a rendezvous it also starts anew, and a checkpoint makes that a continuation, to the last bit.
+
+# %% [markdown]
+# An elastic training outlives a host, but not the one that holds the rendezvous;
 # then a scheduler starts it again, and the checkpoint is all that counts. Bytes predict a cable.
-#
+
+# %% [markdown]
 # Before you go on, your predictions:
 
 # %%
