@@ -117,7 +117,7 @@ NODES = {
     CLUSTER: 2150,
     CHALLENGE: 4100,
     # By chapter: checks of what learners write, pictures, also of what they wrote, right or wrong,
-    # by notes of real ranks and by logs of hosts, agents and jobs; cut layers and stacks, a model of plans.
+    # by notes of real ranks and logs of hosts and jobs; cut layers and stacks, a model of plans.
     LESSONS: 98000,
     TESTING: 3270,
     LINT: 4800,
