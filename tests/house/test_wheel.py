@@ -228,7 +228,7 @@ def test_a_command_says_which_extra_it_needs(bare, command, package, extra):
 def test_the_doctor_knows_that_labs_were_not_asked_for(bare):
     said = bare.run("ddp-course", "doctor")
     assert "no lessons and labs: `pip install 'ddp-course[lab]'`" in said
-    assert "Nothing has to be mended: `ddp-course`." in said
+    assert "Nothing has to be mended: `from course_utils import launch`" in said
 
 
 def test_with_its_extras_it_is_healthy(full):
