@@ -8,8 +8,15 @@ SHELL := bash
 .PHONY: lab fresh progress challenge doctor quick clean help
 
 RUN := .venv/bin/python
-PIP := $(RUN) -m pip install -qq --disable-pip-version-check -c constraints.txt \
+# `$(PIP) -e . | $(SHOWN) || $(FAILED)`. Of all that pip says, what is large is shown and why it
+# cannot go on. Make 3.81, which macOS has, knows no SHELLFLAGS.
+PIP := set -o pipefail; \
+	$(RUN) -m pip install --disable-pip-version-check --progress-bar off -c constraints.txt \
 	$(if $(CPU),$(foreach own,torch torchvision,--find-links https://download.pytorch.org/whl/cpu/$(own)/))
+LARGE := Downloading [^ ]+ \([0-9]{3,}\.[0-9] MB\)|^Installing collected packages
+REASON := ^The conflict is caused by.*|^ .* (depends on|The user requested) .*
+SHOWN := { grep --line-buffered -oE '$(LARGE)|$(REASON)' || true; }
+FAILED := { echo "Not installed, for the reason above. It needs a network; the same command goes on from here." >&2; exit 1; }
 # Where a learner's own copies are: make lab my=FOLDER
 export COURSE_MY := $(or $(my),$(COURSE_MY))
 # English, or Chinese: make lab lang=zh
@@ -69,5 +76,5 @@ help: ## this list
 
 .venv/.ready: pyproject.toml constraints.txt | .venv/bin/python
 	@echo "Installing the pinned packages into .venv (once; about two minutes, $(if $(CPU),2,6) GB) ..."
-	@$(PIP) -e '.[lab,test]'
+	@$(PIP) -e '.[lab,test]' | $(SHOWN) || $(FAILED)
 	@touch $@

@@ -58,17 +58,20 @@ def __getattr__(name: str) -> Any:
 def main(args: Sequence[str] | None = None) -> int:
     """Does what the command line asks and returns its exit status."""
     words = sys.argv[1:] if args is None else list(args)
-    if words[:1] == ["hang"]:
+    parser, default = command_line()
+    front, own_command = own_options(words)
+    if front.lang:
+        os.environ["COURSE_LANG"] = front.lang
+    if own_command[:1] == ["hang"]:
         from course_utils.flight.__main__ import main as hang  # no copies, no notebooks
 
-        return hang(words[1:])
-    parser, default = command_line()
-    if words[:1] == ["grade"]:
+        return hang(own_command[1:])
+    if own_command[:1] == ["grade"]:
         refuse_without_its_package("grade", parser)
         from course_tools.grading import grade
 
-        return grade.main(words[1:])
-    asked, more = parser.parse_known_args(args)
+        return grade.main(own_command[1:])
+    asked, more = parser.parse_known_args(words)
     if asked.what == "lint":
         from course_lint import command
 
@@ -87,7 +90,7 @@ def main(args: Sequence[str] | None = None) -> int:
         return doctor.main()
     refuse_without_its_package(asked.what, parser)
     Path(asked.my).expanduser().mkdir(mode=0o700, parents=True, exist_ok=True)
-    if asked.lang:
+    if asked.lang:  # which may stand behind the command, too
         os.environ["COURSE_LANG"] = asked.lang
     if asked.what == "challenge":
         from course_tools.learner import challenge
@@ -108,6 +111,16 @@ def main(args: Sequence[str] | None = None) -> int:
     return workspace.main(command, again=" ".join([*again, "fresh "]))
 
 
+def own_options(words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Returns the options in front of a command, and the command with all that follows."""
+    parser = argparse.ArgumentParser("ddp-course", add_help=False)
+    parser.add_argument("--my", metavar="FOLDER")
+    parser.add_argument("--lang", choices=("en", "zh"))
+    parser.add_argument("command", nargs=argparse.REMAINDER)
+    front, _ = parser.parse_known_args(words)
+    return front, front.command
+
+
 def refuse_without_its_package(command: str, parser: argparse.ArgumentParser) -> None:
     """Ends, and says what to install, where a package is missing that a command needs.
 
@@ -116,10 +129,11 @@ def refuse_without_its_package(command: str, parser: argparse.ArgumentParser) ->
     """
     package, extra = NEEDED[command]
     if importlib.util.find_spec(package) is None:
-        parser.error(
+        text = (
             f"`ddp-course {command}` needs {package}, which is not installed: "
-            f"pip install 'ddp-course[{extra}]', or -e '.[{extra}]' in the course's own folder"
+            f"pip install 'ddp-course[{extra}]', or -e '.[{extra}]' in the course's own folder\n"
         )
+        parser.exit(2, text)
 
 
 def command_line() -> tuple[argparse.ArgumentParser, str]:

@@ -4,45 +4,61 @@ import torch
 import torch.distributed as dist
 
 
+def wait_for(messages):
+    """Wait until all of them have left or arrived."""
+    for message in messages:
+        message.wait()
+
+
 def direct(x, league):
     """Everything to rank 0, and back."""
-    rank, world_size = dist.get_rank(), dist.get_world_size()
+    rank = dist.get_rank()
+    world_size = dist.get_world_size()
     if rank > 0:
         dist.send(x, 0)
         dist.recv(x, 0)
         return x
     others = range(1, world_size)
-    arrived = [torch.empty_like(x) for _ in others]
-    for waiting in [dist.irecv(*pair) for pair in zip(arrived, others, strict=True)]:
-        waiting.wait()
-    x = sum(arrived, x)
-    for waiting in [dist.isend(x, other) for other in others]:
-        waiting.wait()
+    buffers = []
+    receiving = []
+    for other in others:
+        arrived = torch.empty_like(x)
+        buffers.append(arrived)
+        receiving.append(dist.irecv(arrived, other))
+    wait_for(receiving)
+    x = sum(buffers, x)
+    wait_for([dist.isend(x, other) for other in others])
     return x
 
 
 def tree(x, league):
     """Up a binomial tree, and down again."""
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    step, children, arrived = 1, [], torch.empty_like(x)
+    rank = dist.get_rank()
+    world_size = dist.get_world_size()
+    step = 1
+    children = []
+    arrived = torch.empty_like(x)
     while step < world_size and rank % (2 * step) == 0:
-        if rank + step < world_size:
-            dist.recv(arrived, rank + step)
+        child = rank + step
+        if child < world_size:
+            dist.recv(arrived, child)
             x += arrived
-            children.append(rank + step)
+            children.append(child)
         step *= 2
     if rank != 0:
-        dist.send(x, rank - step)
-        dist.recv(x, rank - step)
-    for waiting in [dist.isend(x, child) for child in reversed(children)]:
-        waiting.wait()
+        parent = rank - step
+        dist.send(x, parent)
+        dist.recv(x, parent)
+    wait_for([dist.isend(x, child) for child in reversed(children)])
     return x
 
 
 def ring(x, league):
     """Around the ring in chunks (Patarasuk and Yuan 2009)."""
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    right, left = (rank + 1) % world_size, (rank - 1) % world_size
+    rank = dist.get_rank()
+    world_size = dist.get_world_size()
+    right = (rank + 1) % world_size
+    left = (rank - 1) % world_size
     chunks = x.tensor_split(world_size)
     for turn in range(2 * (world_size - 1)):
         outgoing = chunks[(rank - turn) % world_size]
@@ -60,7 +76,8 @@ def ring(x, league):
 
 def halving_and_doubling(x, league):
     """Recursive halving, then doubling (Rabenseifner); ranks beyond a power of two are guests."""
-    rank, world_size = dist.get_rank(), dist.get_world_size()
+    rank = dist.get_rank()
+    world_size = dist.get_world_size()
     inner = 2 ** (world_size.bit_length() - 1)
     if rank >= inner:
         dist.send(x, rank - inner)
@@ -70,8 +87,9 @@ def halving_and_doubling(x, league):
         guest = torch.empty_like(x)
         dist.recv(guest, rank + inner)
         x += guest
-    held, split = x, []
-    for bit in range(inner.bit_length() - 2, -1, -1):
+    held = x
+    split = []
+    for bit in reversed(range(inner.bit_length() - 1)):
         partner = rank ^ 2**bit
         kept, given = held.tensor_split(2)
         if rank > partner:
@@ -95,7 +113,8 @@ def halving_and_doubling(x, league):
 
 def hierarchical(x, league):
     """Pieces summed inside the node, then with the partner in the other one, then shared."""
-    rank, world_size = dist.get_rank(), dist.get_world_size()
+    rank = dist.get_rank()
+    world_size = dist.get_world_size()
     in_node = world_size // 2
     place = rank % in_node  # within the node
     first = rank - place  # rank of the node
@@ -110,14 +129,12 @@ def hierarchical(x, league):
     sent.append(dist.isend(pieces[place], partner))
     arrived = torch.empty_like(pieces[place])
     dist.recv(arrived, partner)
-    for waiting in sent:
-        waiting.wait()
+    wait_for(sent)
     pieces[place] += arrived
     sent = [dist.isend(pieces[place], other) for other in neighbours]
     for other in neighbours:
         dist.recv(pieces[other - first], other)
-    for waiting in sent:
-        waiting.wait()
+    wait_for(sent)
     return x
 
 

@@ -36,7 +36,9 @@ _OUT = re.compile(
 )
 METHODS = {"wait", "split", "join"}
 for _kind in (torch.Tensor, list, dict, set, tuple, int, float):
-    METHODS.update(name for name in dir(_kind) if not _OUT.search(name))
+    for _name in dir(_kind):
+        if not _OUT.search(_name):
+            METHODS.add(_name)
 _MODULES = {"torch", "dist", "math"}
 _SAYS = {
     ast.ClassDef: "a class",
@@ -46,6 +48,8 @@ _SAYS = {
     ast.AsyncFunctionDef: "a coroutine",
     ast.Global: "a global variable",
 }
+# What is kept of a cell; a class and a coroutine only to be refused with a word.
+_KEPT = (ast.FunctionDef, ast.Assign, ast.AnnAssign, ast.ClassDef, ast.AsyncFunctionDef)
 
 
 class Refused(Exception):
@@ -60,7 +64,9 @@ class Entry:
     """
 
     def __init__(self, name: str, text: str, file: str) -> None:
-        self.__name__, self.text, self.file = name, text, file
+        self.__name__ = name
+        self.text = text
+        self.file = file
         self.tree = _fenced(text, name)
         self.fn: Callable | None = None
         lines = text.splitlines(keepends=True)
@@ -73,7 +79,9 @@ class Entry:
         code = getattr(fn, "__code__", None)
         if code is None:
             raise Refused(f"A function is wanted, and this is {fn!r:.60}.")
-        return cls(fn.__name__, "".join(linecache.getlines(code.co_filename)), code.co_filename)
+        file = code.co_filename
+        text = "".join(linecache.getlines(file))
+        return cls(fn.__name__, text, file)
 
     def __call__(self, *arguments: Any) -> Any:
         """Call it."""
@@ -85,83 +93,105 @@ class Entry:
                 "dist": messages.MESSAGES,
                 "math": math,
             }
-            exec(compile(self.tree, self.file, "exec", dont_inherit=True), names)
+            code = compile(self.tree, self.file, "exec", dont_inherit=True)
+            exec(code, names)
             self.fn = names[self.__name__]
         return self.fn(*arguments)
 
 
 def _fenced(text: str, name: str) -> ast.Module:
     """The functions and assignments of a text."""
+    tree = _parsed(text)
+    imported = set()
+    functions = set()
+    kept = []
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef):
+            functions.add(node.name)
+        if isinstance(node, _KEPT):
+            kept.append(node)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            imported.update(alias.asname or alias.name for alias in node.names)
+    tree.body = kept
+    _refuse_problems(tree, imported)
+    if name not in functions:
+        raise Refused(f"There is no function called {name} in it.")
+    return tree
+
+
+def _parsed(text: str) -> ast.Module:
     try:
-        tree = ast.parse(text)
+        return ast.parse(text)
     except SyntaxError as error:
         raise Refused(f"Line {error.lineno}: {error.msg}.") from None
     except (RecursionError, MemoryError, ValueError) as error:
         raise Refused(f"It cannot be read: {error}") from None
-    imported = set()
-    for node in tree.body:
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            imported.update(alias.asname or alias.name for alias in node.names)
-    kept = ast.FunctionDef | ast.Assign | ast.AnnAssign | ast.ClassDef | ast.AsyncFunctionDef
-    tree.body = [node for node in tree.body if isinstance(node, kept)]
+
+
+def _refuse_problems(tree: ast.Module, imported: set[str]) -> None:
+    """Raises Refused with the first problem of a text, if it has one."""
     known = {*PLAIN, *_MODULES, *_bound(tree)}
     problems = []
     for node in ast.walk(tree):
         for problem in [*_wrong(node), *_unknown(node, known, imported)]:
             problems.append((node.lineno, node.end_col_offset, problem))
     if problems:
-        line, _, problem = min(problems)
+        line, _column, problem = min(problems)
         raise Refused(f"Line {line}: {problem}")
-    if not any(isinstance(node, ast.FunctionDef) and node.name == name for node in tree.body):
-        raise Refused(f"There is no function called {name} in it.")
-    return tree
 
 
 def _unknown(node: ast.AST, known: set[str], imported: set[str]) -> Iterator[str]:
     """Yields what is wrong with a name that is not among the known ones."""
-    if not isinstance(node, ast.Name) or node.id in known:
+    if not isinstance(node, ast.Name):
+        return
+    name = node.id
+    if name in known:
         return
     reason = "it is not defined in this cell, and an entry is one cell"
-    if node.id in imported or hasattr(builtins, node.id):
+    if name in imported or hasattr(builtins, name):
         reason = "an entry has plain Python, torch, math and the messages of dist"
-    yield f"{node.id} is not to be had here: {reason}."
+    yield f"{name} is not to be had here: {reason}."
 
 
 def _wrong(node: ast.AST) -> Iterator[str]:
     """Yields what is wrong with one node."""
-    if type(node) in _SAYS:
-        yield f"{_SAYS[type(node)]} is nothing that an entry needs."
+    called = _SAYS.get(type(node))
+    if called:
+        yield f"{called} is nothing that an entry needs."
     if isinstance(node, ast.Attribute):
         yield from _wrong_attribute(node)
     if isinstance(node, ast.keyword):
         return
+    is_read = isinstance(getattr(node, "ctx", None), ast.Load)
     for field in ("id", "name", "arg"):
         name = getattr(node, field, None)
         if not name:
             continue
         if str(name).startswith("__"):
             yield f"{name} is not to be had here."
-        elif name in _MODULES and not isinstance(getattr(node, "ctx", None), ast.Load):
+        elif name in _MODULES and not is_read:
             yield f"{name} is not to be bound to something else."
 
 
 def _wrong_attribute(node: ast.Attribute) -> Iterator[str]:
+    name = node.attr
     if not isinstance(node.ctx, ast.Load):
-        yield f".{node.attr} is set, and an entry changes no attributes."
+        yield f".{name} is set, and an entry changes no attributes."
     owner = node.value.id if isinstance(node.value, ast.Name) else ""
     names_of = {"dist": vars(messages.MESSAGES), "torch": TORCH, "math": vars(math)}
     allowed = names_of.get(owner, METHODS)
-    if node.attr not in allowed or node.attr.startswith("_"):
-        written = f"{owner}.{node.attr}" if owner in names_of else f".{node.attr}"
-        yield f"{written} is not to be had here. {_there(owner)}"
+    if name not in allowed or name.startswith("_"):
+        written = f"{owner}.{name}" if owner in names_of else f".{name}"
+        yield f"{written} is not to be had here. {_what_there_is(owner)}"
 
 
-def _there(owner: str) -> str:
+def _what_there_is(owner: str) -> str:
     if owner == "dist":
         words = ", ".join(sorted(vars(messages.MESSAGES)))
         return f"An all-reduce is to be made of messages alone: dist has {words}."
     if owner == "torch":
-        return f"torch has {', '.join(sorted(TORCH - {'Tensor'}))}."
+        words = ", ".join(sorted(TORCH - {"Tensor"}))
+        return f"torch has {words}."
     return "An entry has the methods of tensors, lists, dicts, sets and numbers."
 
 

@@ -5,6 +5,7 @@ every computer. Its score in a league is the mean, over sizes and numbers of ran
 no all-reduce can beat as a percentage of the time that the entry takes.
 """
 
+import itertools
 import secrets
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -51,19 +52,24 @@ class Score:
     text: str = ""
 
     def __getitem__(self, league: str) -> float:
-        of_league = [percent for key, percent in self.percents.items() if key[0] == league]
-        if not of_league:
+        percents_here = []
+        for (name, _world_size, _size), percent in self.percents.items():
+            if name == league:
+                percents_here.append(percent)
+        if not percents_here:
             return 0.0
-        return round(sum(of_league) / len(of_league), 1)
+        mean = sum(percents_here) / len(percents_here)
+        return round(mean, 1)
 
     def __repr__(self) -> str:
         if self.why:
             return f"{self.name} scores 0.\n\n{self.why}"
         rows = [["percent of the bound", *LEAGUES]]
-        for n in WORLD_SIZES:
-            for size in SIZES:
-                percents = [f"{self.percents[league, n, size]:.1f}" for league in LEAGUES]
-                rows.append([f"{n} ranks, {size}", *percents])
+        for n, size in itertools.product(WORLD_SIZES, SIZES):
+            row = [f"{n} ranks, {size}"]
+            for league in LEAGUES:
+                row.append(f"{self.percents[league, n, size]:.1f}")
+            rows.append(row)
         scores = [f"{self[league]:.1f}" for league in LEAGUES]
         rows.append([f"{self.name} scores", *scores])
         return table(rows)
@@ -71,12 +77,13 @@ class Score:
 
 def table(rows: Sequence[Sequence[str]]) -> str:
     """Columns of one width, the first to the left."""
-    first_width, *widths = (max(map(len, column)) for column in zip(*rows, strict=True))
+    widths = []
+    for column in zip(*rows, strict=True):
+        widths.append(max(map(len, column)))
     lines = []
     for label, *numbers in rows:
-        cells = [label.ljust(first_width)]
-        for number, width in zip(numbers, widths, strict=True):
-            cells.append(number.rjust(width))
+        cells = [label.ljust(widths[0])]
+        cells += map(str.rjust, numbers, widths[1:])
         lines.append("  ".join(cells))
     return "\n".join(lines)
 
@@ -104,7 +111,8 @@ def inputs(rank: int, world_size: int, case: Case) -> tuple[torch.Tensor, str]:
 
     Their sums wrap around, and do not depend on the order.
     """
-    return torch.randint(-(2**31), 2**31, (case.numbers,), dtype=torch.int32), case.league
+    numbers = torch.randint(-(2**31), 2**31, (case.numbers,), dtype=torch.int32)
+    return numbers, case.league
 
 
 def judge(entry: Callable, name: str = "", **options: Any) -> Score:
@@ -112,16 +120,21 @@ def judge(entry: Callable, name: str = "", **options: Any) -> Score:
     score = Score(name or getattr(entry, "__name__", "the entry"))
     try:
         if not isinstance(entry, Entry):
-            stale = overtaken(entry) if callable(entry) else ""
-            if stale:
-                raise Refused(stale)
-            entry = Entry.of(entry)
+            entry = _entry_of(entry)
         score.text = entry.text
         outcome = tried(entry, forbid=("collectives",), **options)
         score.percents = percents(outcome, ("ring",))
     except Refused as refused:
         score.why = str(refused)
     return score
+
+
+def _entry_of(fn: Callable) -> Entry:
+    """The entry that a function is; raises Refused."""
+    stale = overtaken(fn) if callable(fn) else ""
+    if stale:
+        raise Refused(stale)
+    return Entry.of(fn)
 
 
 def judged(text: str, name: str) -> Score:
@@ -155,7 +168,8 @@ def percents(outcome: Outcome, algorithms: Iterable[str]) -> dict[tuple[str, int
     for (league, n, size), time_us in times_us.items():
         bound_us = LEAGUES[league].bound_us(n, SIZES[size])
         if time_us < bound_us * (1 - 1e-9):
-            raise Refused(_TOO_FAST.format(f"{league}, {n} ranks, {size}", time_us, bound_us))
+            where = f"{league}, {n} ranks, {size}"
+            raise Refused(_TOO_FAST.format(where, time_us, bound_us))
         result[league, n, size] = 100 * bound_us / time_us
     return result
 
@@ -165,13 +179,15 @@ def _least_time_us(trace: Trace, league: League, algorithms: Iterable[str]) -> f
     times_us = []
     for algorithm in algorithms:
         network = replace(league.network, algorithm=algorithm)
-        times_us.append(league._replace(network=network).time_us(trace))
+        modelled = league._replace(network=network)
+        times_us.append(modelled.time_us(trace))
     return min(times_us)
 
 
 def _refuse_uneven(trace: Trace) -> None:
     for message in trace.schedule("ring").messages:
-        sent, taken = message.sent, message.taken
+        sent = message.sent
+        taken = message.taken
         if sent.kind == "send" and sent.bytes != taken.bytes:
             ready = f"rank {taken.rank} is ready for {taken.bytes} bytes there."
             raise Refused(f"{sent!r}: {ready}")
@@ -180,8 +196,9 @@ def _refuse_uneven(trace: Trace) -> None:
 def bounds() -> str:
     """The least time, in microseconds, by league, number of ranks and size."""
     rows = [["least µs", *LEAGUES]]
-    for n in WORLD_SIZES:
-        for size, nbytes in SIZES.items():
-            least_us = [f"{league.bound_us(n, nbytes):.2f}" for league in LEAGUES.values()]
-            rows.append([f"{n} ranks, {size}", *least_us])
+    for n, size in itertools.product(WORLD_SIZES, SIZES):
+        row = [f"{n} ranks, {size}"]
+        for league in LEAGUES.values():
+            row.append(f"{league.bound_us(n, SIZES[size]):.2f}")
+        rows.append(row)
     return table(rows)

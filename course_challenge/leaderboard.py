@@ -15,7 +15,8 @@ def read(paths: Iterable[Path]) -> list[dict]:
     """The lines of leaderboard files; those that are none are left out, with a word."""
     rows = []
     for path in paths:
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        lines = path.read_text(encoding="utf-8").splitlines()
+        for number, line in enumerate(lines, 1):
             try:
                 rows.append(_row(line))
             except (ValueError, KeyError, TypeError):
@@ -30,8 +31,10 @@ def _row(line: str) -> dict:
         ValueError, KeyError, TypeError: It is none.
     """
     row = json.loads(line)
-    row = {**row, "name": str(row["name"])[:40], "score": float(row["score"])}
-    if row["league"] not in LEAGUES or not 0 <= row["score"] <= 100:
+    name = str(row["name"])[:40]
+    score = float(row["score"])
+    row = {**row, "name": name, "score": score}
+    if row["league"] not in LEAGUES or not 0 <= score <= 100:
         raise ValueError(row)
     return row
 
@@ -40,9 +43,10 @@ def merged(rows: Iterable[dict]) -> list[dict]:
     """The best of each name in each league."""
     best: dict[tuple[str, str], dict] = {}
     for row in rows:
-        known = best.setdefault((row["name"], row["league"]), row)
+        place = row["name"], row["league"]
+        known = best.setdefault(place, row)
         if row["score"] > known["score"]:
-            best[row["name"], row["league"]] = row
+            best[place] = row
     return list(best.values())
 
 
@@ -50,14 +54,19 @@ def board(rows: Iterable[dict] | None = None) -> str:
     """All names in all leagues, best mean first; by default the baselines and the house record."""
     if rows is None:
         rows = read([REFERENCE])
-    scores: dict[str, dict[str, float]] = {}
+    scores_by_name: dict[str, dict[str, float]] = {}
     for row in merged(rows):
-        scores.setdefault(row["name"], {})[row["league"]] = row["score"]
-    best_first = sorted(scores, key=lambda name: (-sum(scores[name].values()), name))
+        scores = scores_by_name.setdefault(row["name"], {})
+        scores[row["league"]] = row["score"]
+    names = sorted(scores_by_name)
+    names.sort(key=lambda name: sum(scores_by_name[name].values()), reverse=True)
     lines = [["percent of the bound", *LEAGUES]]
-    for name in best_first:
-        shown = [f"{scores[name].get(league, 0.0):.1f}" for league in LEAGUES]
-        lines.append([name, *shown])
+    for name in names:
+        line = [name]
+        for league in LEAGUES:
+            score = scores_by_name[name].get(league, 0.0)
+            line.append(f"{score:.1f}")
+        lines.append(line)
     return judging.table(lines)
 
 

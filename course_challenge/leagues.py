@@ -26,26 +26,33 @@ class League(NamedTuple):
 
     def time_us(self, trace: Trace) -> float:
         """How long a recording takes here."""
-        late = (*[0.0] * (trace.world_size - 1), self.late_us)
-        return max(trace.replay(self.network, compute=late).finish_us) - self.late_us
+        late = [0.0] * trace.world_size
+        late[-1] = self.late_us
+        replay = trace.replay(self.network, compute=tuple(late))
+        return max(replay.finish_us) - self.late_us
 
 
 def flat_us(n: int, size: float) -> float:
     """2(n - 1) copies of each number; or all n - 1 at first hand; or something arrives later."""
     w = size * BETA
+    all_copies = ALPHA + 2 * (n - 1) / n * w
     first_hand = ALPHA + (n - 1) * w
     mixed = 2 * ALPHA + w - ALPHA / (n - 1)
-    return max(ALPHA + 2 * (n - 1) / n * w, min(first_hand, mixed))
+    return max(all_copies, min(first_hand, mixed))
 
 
 def slow_link_us(n: int, size: float) -> float:
     """Ranks 0 and 1 wait for the slow link, or get everything through another rank."""
-    return max(flat_us(n, size), min(SLOWER * ALPHA, 2 * ALPHA + size * BETA))
+    slow_link = SLOWER * ALPHA
+    around_it = 2 * ALPHA + size * BETA
+    return max(flat_us(n, size), min(slow_link, around_it))
 
 
 def two_levels_us(n: int, size: float) -> float:
     """Each number goes into each node at least once, and from there to its other ranks."""
-    near, far, in_node = size * NEAR_BETA, size * BETA, n // 2
+    near = size * NEAR_BETA
+    far = size * BETA
+    in_node = n // 2
     all_copies = NEAR_ALPHA + (2 * far + 2 * (n - 2) * near) / n
     from_afar = ALPHA + (2 * far + (n - 2) * near) / n
     first_hand = ALPHA + in_node * far
@@ -56,13 +63,14 @@ def two_levels_us(n: int, size: float) -> float:
 def late_rank_us(n: int, size: float) -> float:
     """What the late rank has leaves it by one port, and reaches the others in one hop or in two."""
     w = size * BETA
-    return ALPHA + max(w, min((n - 1) * w, (n - 1) * (ALPHA + w) / n))
+    one_hop = (n - 1) * w
+    two_hops = (n - 1) * (ALPHA + w) / n
+    return ALPHA + max(w, min(one_hop, two_hops))
 
 
 _FLAT = Network(latency_us=ALPHA, gbit_s=80)
-_SLOW = Network(
-    latency_us=ALPHA, gbit_s=80, slow_links={(0, 1): float(SLOWER), (1, 0): float(SLOWER)}
-)
+_SLOW_LINKS = {(0, 1): float(SLOWER), (1, 0): float(SLOWER)}
+_SLOW = Network(latency_us=ALPHA, gbit_s=80, slow_links=_SLOW_LINKS)
 _NODES = Network(latency_us=NEAR_ALPHA, gbit_s=800, nodes=2, between=(ALPHA, 80))
 LEAGUES = {
     "flat": League(_FLAT, flat_us),

@@ -44,13 +44,15 @@ def _handed_over(tensor: torch.Tensor) -> torch.Tensor:
 
 def isend(tensor: torch.Tensor, dst: int, tag: int = 0) -> Waiting:
     """Send, without waiting."""
-    return Waiting(dist.isend(_handed_over(tensor), int(dst), tag=tag))
+    work = dist.isend(_handed_over(tensor), int(dst), tag=tag)
+    return Waiting(work)
 
 
 def irecv(tensor: torch.Tensor, src: int, tag: int = 0) -> Waiting:
     """Receive, without waiting."""
     arrived = torch.empty(tensor.shape, dtype=tensor.dtype)
-    return Waiting(dist.irecv(arrived, int(src), tag=tag), (tensor, arrived))
+    work = dist.irecv(arrived, int(src), tag=tag)
+    return Waiting(work, (tensor, arrived))
 
 
 def send(tensor: torch.Tensor, dst: int, tag: int = 0) -> None:

@@ -35,7 +35,8 @@ def scores(names: Iterable[str] = NAMES) -> dict[str, judging.Score]:
 
 def _judged(name: str) -> judging.Score:
     if name == "house record":
-        return judging.judged(HOUSE_RECORD.read_text(encoding="utf-8"), name)
+        text = HOUSE_RECORD.read_text(encoding="utf-8")
+        return judging.judged(text, name)
     if name == "torch's own":
         return _everywhere(name, torchs_own, ("ring", "tree", "direct"))
     return _everywhere(name, BASELINES[name], ("ring",))
@@ -43,14 +44,16 @@ def _judged(name: str) -> judging.Score:
 
 def _everywhere(name: str, fn: Callable, algorithms: tuple[str, ...]) -> judging.Score:
     """The score of what sends the same in each league: recorded once, and timed in all of them."""
-    once = [case for case in judging.cases() if case.size and case.league == "flat"]
-    outcome = judging.tried(fn, cases=once)
+    cases = [case for case in judging.cases() if case.size and case.league == "flat"]
+    outcome = judging.tried(fn, cases=cases)
     traces = []
     for league in LEAGUES:
         for n, case, trace in outcome.traces:
-            traces.append((n, case._replace(league=league), trace))
+            case_of_league = case._replace(league=league)
+            traces.append((n, case_of_league, trace))
     everywhere = replace(outcome, traces=traces)
-    return judging.Score(name, percents=judging.percents(everywhere, algorithms))
+    percents = judging.percents(everywhere, algorithms)
+    return judging.Score(name, percents=percents)
 
 
 def rows(scores_by_name: dict[str, judging.Score]) -> list[dict]:

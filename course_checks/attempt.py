@@ -69,7 +69,9 @@ class Run(NamedTuple):
     def seed(self, rank: int, world_size: int, secret: int) -> int:
         """What a rank's arguments are drawn from."""
         public = public_seed(rank, world_size, self.number)
-        return public + secret + self.order if self.fresh else public
+        if self.fresh:
+            return public + secret + self.order
+        return public
 
     def __str__(self) -> str:
         if self.fresh:
@@ -104,8 +106,10 @@ class Attempt:
         """The outcome of an answer whose first mistake is in run `number`."""
         printed = []
         for by_run in self.output:
-            printed.append(by_run[number] if number < len(by_run) else "")
-        where = _("{ranks}, {case}", ranks=many([self.world_size]), case=self.runs[number])
+            has_begun = number < len(by_run)
+            printed.append(by_run[number] if has_begun else "")
+        ranks = many([self.world_size])
+        where = _("{ranks}, {case}", ranks=ranks, case=self.runs[number])
         return Outcome(self.name, WRONG, where, message, rows, printed)
 
 
@@ -137,7 +141,8 @@ class _Hang(HangReport):
         """How many seconds from the start the ranks get; see the class."""
         self._slowness = max(self._slowness, slowness())
         round_s = self._slowness * self._timeout_s
-        if monotonic() - self._moved_at < round_s / 4:
+        still_s = monotonic() - self._moved_at
+        if still_s < round_s / 4:
             self._rounds = min(self._rounds + 1, _MOST)
         return self._rounds * round_s
 
@@ -158,7 +163,8 @@ def attempt(
     done = Attempt(name, world_size, runs)
     record = Record(trace=True)
     # How many runs each rank has done, in memory that all processes share.
-    progress = memoryview(mmap.mmap(-1, 8 * world_size)).cast("Q")
+    shared_memory = mmap.mmap(-1, 8 * world_size)
+    progress = memoryview(shared_memory).cast("Q")
     pipe = os.pipe()
     arguments = watch, inputs, runs, progress, pipe, options["backend"]
     hang = _Hang(record, progress, options["timeout"])
@@ -173,13 +179,25 @@ def attempt(
         output = error.output
         done.reached = min(*progress, len(runs) - 1)
     finally:
-        os.close(pipe[1])
-        with os.fdopen(pipe[0], "rb") as reading:
-            done.secrets.update(_SECRET.iter_unpack(reading.read()))
-    too_much = ["(more than a check keeps: print less)"] * len(runs)
+        done.secrets.update(_read_secrets(*pipe))
     for text in output:
-        done.output.append(too_much if _GAP in text else text.split(_MARK)[1:])
+        done.output.append(_by_run(text, len(runs)))
     return done
+
+
+def _read_secrets(reading: int, writing: int) -> dict[int, int]:
+    """The secret of each rank, from both ends of the pipe, which are closed."""
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        return dict(_SECRET.iter_unpack(pipe.read()))
+
+
+def _by_run(output: str, runs: int) -> list[str]:
+    """What a rank has printed in each run that it has begun."""
+    if _GAP in output:
+        return ["(more than a check keeps: print less)"] * runs
+    _before_the_first, *printed = output.split(_MARK)
+    return printed
 
 
 def _take_in(done: Attempt, record: Record, results: Sequence[list[tuple]]) -> None:
@@ -207,7 +225,8 @@ def _work(
     backend: str | None,
 ) -> list[tuple]:
     """In each rank, instead of the answer alone: the fields of a `RunReport` for each run."""
-    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    rank = int(os.environ["RANK"])
+    world_size = int(os.environ["WORLD_SIZE"])
     arguments = _draw(inputs, runs, rank, pipe)
     watch.listen()
     reports = []
@@ -230,9 +249,8 @@ def _returned(fn: Callable, arguments: tuple) -> Any:
         return fn(*arguments)
     except SystemExit as ended:
         code = "" if ended.code is None else repr(ended.code)
-        raise RuntimeError(
-            _("sys.exit({code}) was called: return the result instead", code=code)
-        ) from ended
+        message = _("sys.exit({code}) was called: return the result instead", code=code)
+        raise RuntimeError(message) from ended
 
 
 def _draw(inputs: Inputs, runs: list[Run], rank: int, pipe: tuple[int, int]) -> list[tuple]:
@@ -256,13 +274,12 @@ def _packed(result: Any, backend: str | None) -> bytes:
     try:
         return transport.pack(plain(result))
     except Exception as error:
-        raise TypeError(
-            _(
-                "what it returns, a {kind}, cannot be sent back: {error}",
-                kind=type(result).__name__,
-                error=error,
-            )
-        ) from None
+        message = _(
+            "what it returns, a {kind}, cannot be sent back: {error}",
+            kind=type(result).__name__,
+            error=error,
+        )
+        raise TypeError(message) from None
 
 
 def _split(record: Record, by_rank: list[list[RunReport]]) -> list[Trace]:

@@ -85,9 +85,8 @@ class Unpickler(pickle._Unpickler):  # type: ignore[name-defined]
             return getattr(torch, name)
         if name not in _DATA.get(module, ()):
             kind = f"{module}.{name}"
-            raise pickle.UnpicklingError(
-                _("{kind} is no type of data that a check compares", kind=kind)
-            )
+            message = _("{kind} is no type of data that a check compares", kind=kind)
+            raise pickle.UnpicklingError(message)
         return super().find_class(module, name)
 
     def load_build(self) -> None:

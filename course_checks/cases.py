@@ -35,11 +35,13 @@ class Case(NamedTuple):
 
         The unit is 1 for float32; for other dtypes it is one that float32 cannot hold.
         """
-        shape = (*self.shape[:-1], self.shape[-1] * self.every)
+        *outer, last = self.shape
+        shape = (*outer, last * self.every)
         sizes = _SIZES[torch.randint(len(_SIZES), shape)]
         units = sizes * torch.randint(-9, 10, shape)
         unit = _UNITS.get(self.dtype, 1)
-        return (units.to(self.dtype) * unit)[..., :: self.every]
+        numbers = units.to(self.dtype) * unit
+        return numbers[..., :: self.every]
 
 
 CASES = (
@@ -61,7 +63,9 @@ def draw(inputs: Inputs, rank: int, world_size: int, case: Any, seed: int) -> tu
     except Exception as error:
         message = f"inputs({rank}, {world_size}, {case}) failed: {type(error).__name__}: {error}"
         raise Misuse(message) from error
-    return arguments if isinstance(arguments, tuple) else (arguments,)
+    if isinstance(arguments, tuple):
+        return arguments
+    return (arguments,)
 
 
 def seed_cpu(seed: int) -> None:

@@ -113,19 +113,26 @@ def check(
     if message:
         return note(Outcome(name, WRONG, message=message))
     watch = Watch(fn, spec, backend is None, rules)
+    judging = partial(judge, inputs=inputs, spec=spec, rules=rules)
+    # What is wrong on two ranks may hang on four: it is said before it is tried there.
+    fewest = next((size for size in sizes if size > 1), sizes[-1])
     attempts: list[Attempt] = []
     for size, runs in plan(sizes, cases, one_by_one=backend is None):
-        options = {"backend": backend, "nodes": 1 if size % nodes else nodes, "timeout": timeout}
+        if attempts and attempts[-1].world_size == fewest < size:
+            early = _outcome(attempts, judging)
+            if not early:
+                return note(early)
+        divided = nodes if size % nodes == 0 else 1
+        options = {"backend": backend, "nodes": divided, "timeout": timeout}
         launch_runs = partial(attempt, name, watch, inputs, size, **options)
         last = launch_runs(runs)
-        if last.error:
-            if last.reached and not _is_stub(last.error):
-                # The runs before the one that failed are to be judged as well.
-                attempts.append(launch_runs(runs[: last.reached]))
-            attempts.append(last)
-            break
+        if last.error and last.reached and not _is_stub(last.error):
+            # The runs before the one that failed are to be judged as well.
+            attempts.append(launch_runs(runs[: last.reached]))
         attempts.append(last)
-    return note(_outcome(attempts, partial(judge, inputs=inputs, spec=spec, rules=rules)))
+        if last.error:
+            break
+    return note(_outcome(attempts, judging))
 
 
 def plan(sizes: list[int], cases: Sequence[Any], one_by_one: bool) -> list[tuple[int, list[Run]]]:
@@ -134,13 +141,17 @@ def plan(sizes: list[int], cases: Sequence[Any], one_by_one: bool) -> list[tuple
     planned = []
     if one_by_one:
         for size in sizes:
-            planned += [(size, [run]) for run in shown]
-        planned += [(sizes[-1], [run]) for run in _fresh(shown, sizes[-1])]
+            for run in shown:
+                planned.append((size, [run]))
+        largest = sizes[-1]
+        for run in _fresh(shown, largest):
+            planned.append((largest, [run]))
         return planned
     for size in sizes:
         # If there are fewer cases than ranks, they are repeated, so that each of three comes late.
         times = math.ceil(min(size, 3) / len(shown))
-        planned.append((size, shown + _fresh(times * shown, size)))
+        fresh = _fresh(times * shown, size)
+        planned.append((size, shown + fresh))
     return planned
 
 
@@ -178,24 +189,33 @@ def _outcome(attempts: list[Attempt], judging: Callable) -> Outcome:
             return outcome
     if last.error:
         return last.wrong(last.reached, _message(last))
+    return _passed(attempts)
+
+
+def _passed(attempts: list[Attempt]) -> Outcome:
+    """The outcome of an answer that is right in all runs."""
+    sizes = set()
     traces = []
     for done in attempts:
+        sizes.add(done.world_size)
         for run, trace in zip(done.runs, done.traces, strict=True):
             traces.append((done.world_size, run.case, trace))
-    where = many(sorted({done.world_size for done in attempts}))
-    return Outcome(last.name, PASSED, where, traces=traces)
+    return Outcome(attempts[-1].name, PASSED, many(sizes), traces=traces)
 
 
 def _judged(judging: Callable, attempts: list[Attempt]) -> Outcome | None:
     """What the judge says, in a process of its own."""
     options = {"world_size": 1, "timeout": _JUDGE_S, "listeners": [ScaledTimeout(_JUDGE_S)]}
     with contextlib.redirect_stdout(io.StringIO()):
-        return launch(judging, attempts, **options)[0]
+        results = launch(judging, attempts, **options)
+    return results[0]
 
 
 def _headline(error: WorkerError) -> str:
     """Such as `ValueError: no`; empty where nothing was raised."""
-    return error.failures[0].headline if error.failures else ""
+    if not error.failures:
+        return ""
+    return error.failures[0].headline
 
 
 def _refuse_misuse(error: WorkerError) -> None:
@@ -232,8 +252,11 @@ def _message(failed: Attempt) -> str:
     message = str(error)
     if isinstance(error, WorkerTimeout):
         busy = [rank for rank, at in error.waiting.items() if at.state != "returned"]
-        head = _not_done(failed, busy or list(range(failed.world_size)), error.seconds)
-        message = "\n\n".join([head, *filter(None, error.parts[1:])])
+        if not busy:
+            busy = list(range(failed.world_size))
+        parts = [_not_done(failed, busy, error.seconds)]
+        parts += filter(None, error.parts[1:])
+        message = "\n\n".join(parts)
     for advice, instead in _ADVICE.items():
         message = message.replace(_(advice), _(instead))
     return capitalized(message)

@@ -73,19 +73,24 @@ class _Comparison:
         if isinstance(wanted, list | tuple):
             return self._of_sequences(wanted, got)
         if isinstance(wanted, dict) and isinstance(got, dict):
-            if not _are_keys_of(wanted, got):
-                return _("wanted the keys {wanted}, got {got}", wanted=list(wanted), got=list(got))
-            return self._of_items(wanted, wanted, got)
+            return self._of_dicts(wanted, got)
         return self._of_values(wanted, got)
+
+    def _of_dicts(self, wanted: dict, got: dict) -> str | None:
+        if not _are_keys_of(wanted, got):
+            return _("wanted the keys {wanted}, got {got}", wanted=list(wanted), got=list(got))
+        return self._of_items(wanted, wanted, got)
 
     def _of_sequences(self, wanted: list | tuple, got: Any) -> str | None:
         if isinstance(got, torch.Tensor) and got.dim():
             got = list(got)
-        if not isinstance(got, Sequence) or isinstance(got, str | bytes):
+        is_text = isinstance(got, str | bytes)
+        if is_text or not isinstance(got, Sequence):
             return self._of_values(wanted, got)
-        if len(wanted) != len(got):
-            return _("wanted {wanted} items, got {got}", wanted=len(wanted), got=len(got))
-        return self._of_items(range(len(wanted)), wanted, got)
+        count = len(wanted)
+        if count != len(got):
+            return _("wanted {wanted} items, got {got}", wanted=count, got=len(got))
+        return self._of_items(range(count), wanted, got)
 
     def _of_items(self, keys: Iterable, wanted: Any, got: Any) -> str | None:
         for key in keys:
@@ -98,17 +103,21 @@ class _Comparison:
         is_number = isinstance(wanted, int | float)
         if is_number and isinstance(got, torch.Tensor) and not got.dim():
             got = got.item()
-        kinds = int | float if isinstance(wanted, float) else type(wanted)
-        is_bool_by_mistake = isinstance(got, bool) and not isinstance(wanted, bool)
-        if not isinstance(got, kinds) or is_bool_by_mistake:
+        if not _is_of_same_kind(wanted, got):
             return _mismatch(wanted, got)
         if isinstance(wanted, float):
-            relative, absolute = self._tolerances(float)
-            both_nan = math.isnan(wanted) and math.isnan(got)
-            is_same = both_nan or math.isclose(wanted, got, rel_tol=relative, abs_tol=absolute)
+            is_same = self._is_close(wanted, got)
         else:
             is_same = wanted == got
-        return None if is_same else _unlike(wanted, got)
+        if is_same:
+            return None
+        return _unlike(wanted, got)
+
+    def _is_close(self, wanted: float, got: float) -> bool:
+        if math.isnan(wanted) and math.isnan(got):
+            return True
+        relative, absolute = self._tolerances(float)
+        return math.isclose(wanted, got, rel_tol=relative, abs_tol=absolute)
 
     def _tolerances(self, dtype: Any) -> tuple[float, float]:
         """Relative and absolute."""
@@ -121,48 +130,74 @@ class _Comparison:
 
     def _of_tensors(self, wanted: torch.Tensor, got: Any) -> str | None:
         given = self._given
-        if not wanted.dim() and isinstance(got, int | float) and not isinstance(got, bool):
+        is_number = isinstance(got, int | float) and not isinstance(got, bool)
+        if is_number and not wanted.dim():
             # As good as a tensor without dimensions.
-            got = torch.tensor(got, dtype=torch.float64 if isinstance(got, float) else None)
+            dtype = torch.float64 if isinstance(got, float) else None
+            got = torch.tensor(got, dtype=dtype)
             given = ()
         if not isinstance(got, torch.Tensor):
             return _mismatch(wanted, got)
-        if wanted.layout != got.layout:
-            return _(
-                "wanted layout {wanted}, got {got}",
-                wanted=_short(wanted.layout),
-                got=_short(got.layout),
-            )
-        may_differ = wanted.dtype not in given and _holds(got.dtype, wanted.dtype)
-        if wanted.dtype != got.dtype and not may_differ:
-            return _(
-                "wanted dtype {wanted}, got {got}",
-                wanted=_short(wanted.dtype),
-                got=_short(got.dtype),
-            )
-        if wanted.shape != got.shape:
-            return _(
-                "wanted shape {wanted}, got {got}",
-                wanted=tuple(wanted.shape),
-                got=tuple(got.shape),
-            )
-        wanted, got = wanted.detach(), got.detach()
+        differs = _of_layout_dtype_or_shape(wanted, got, given)
+        if differs:
+            return differs
+        return self._of_elements(wanted.detach(), got.detach())
+
+    def _of_elements(self, wanted: torch.Tensor, got: torch.Tensor) -> str | None:
         close = self._close(wanted, got)
         if close.all():
             return None
         place = (~close).nonzero()[0].tolist()
-        differs = _unlike(wanted[tuple(place)].item(), got[tuple(place)].item())
+        index = tuple(place)
+        differs = _unlike(wanted[index].item(), got[index].item())
         if not place:
             return differs
         return _("element {place}: {difference}", place=place, difference=differs)
 
     def _close(self, wanted: torch.Tensor, got: torch.Tensor) -> torch.Tensor:
         """By element, whether it is near enough."""
-        if not (wanted.dtype.is_floating_point or wanted.dtype.is_complex):
+        dtype = wanted.dtype
+        has_fractions = dtype.is_floating_point or dtype.is_complex
+        if not has_fractions:
             return got == wanted
-        relative, absolute = max(self._tolerances(wanted.dtype), self._tolerances(got.dtype))
-        near = got.to(wanted.dtype)
+        # The wider tolerance of both dtypes.
+        relative, absolute = max(self._tolerances(dtype), self._tolerances(got.dtype))
+        near = got.to(dtype)
         return torch.isclose(near, wanted, rtol=relative, atol=absolute, equal_nan=True)
+
+
+def _is_of_same_kind(wanted: Any, got: Any) -> bool:
+    """Whether two values can be compared: a float with a whole number too, a bool with a bool."""
+    if isinstance(got, bool):
+        return isinstance(wanted, bool)
+    if isinstance(wanted, float):
+        return isinstance(got, int | float)
+    return isinstance(got, type(wanted))
+
+
+def _of_layout_dtype_or_shape(
+    wanted: torch.Tensor, got: torch.Tensor, given: Collection[torch.dtype]
+) -> str | None:
+    if wanted.layout != got.layout:
+        return _(
+            "wanted layout {wanted}, got {got}",
+            wanted=_short(wanted.layout),
+            got=_short(got.layout),
+        )
+    may_differ = wanted.dtype not in given and _holds(got.dtype, wanted.dtype)
+    if wanted.dtype != got.dtype and not may_differ:
+        return _(
+            "wanted dtype {wanted}, got {got}",
+            wanted=_short(wanted.dtype),
+            got=_short(got.dtype),
+        )
+    if wanted.shape != got.shape:
+        return _(
+            "wanted shape {wanted}, got {got}",
+            wanted=tuple(wanted.shape),
+            got=tuple(got.shape),
+        )
+    return None
 
 
 def _as_tensor(value: Any) -> Any:
@@ -180,7 +215,9 @@ def _are_keys_of(wanted: dict, got: dict) -> bool:
     kinds = set(map(type, wanted.values()))
     if not further or len(kinds) > 1:
         return True
-    return kinds == {int} and not any(got[key] for key in further)  # counts of zero
+    if kinds != {int}:
+        return False
+    return all(not got[key] for key in further)  # a Counter may have counts of zero
 
 
 def _holds(dtype: torch.dtype, wanted: torch.dtype) -> bool:
@@ -194,12 +231,17 @@ def _unlike(wanted: Any, got: Any) -> str:
     """Such as `wanted 3, got 4`, with as many digits, or from where on, as it takes to differ."""
     wanted_text, got_text = brief(wanted), brief(got)
     if wanted_text == got_text:
-        wanted_text, got_text = repr(wanted), repr(got)
-        if len(wanted_text) + len(got_text) > _WIDEST:
-            start = max(0, _first_difference(wanted_text, got_text) - 8)
-            wanted_text = f"... {wanted_text[start:][:_WIDEST]}"
-            got_text = f"... {got_text[start:][:_WIDEST]}"
+        wanted_text, got_text = _around_first_difference(repr(wanted), repr(got))
     return _("wanted {wanted}, got {got}", wanted=wanted_text, got=got_text)
+
+
+def _around_first_difference(text: str, other: str) -> tuple[str, str]:
+    """Both texts; of long ones the part in which they begin to differ."""
+    if len(text) + len(other) <= _WIDEST:
+        return text, other
+    start = max(0, _first_difference(text, other) - 8)
+    end = start + _WIDEST
+    return f"... {text[start:end]}", f"... {other[start:end]}"
 
 
 def _first_difference(text: str, other: str) -> int:
@@ -229,7 +271,9 @@ def dtypes_of(value: Any) -> set[torch.dtype]:
 def _kind(value: Any) -> str:
     if isinstance(value, torch.Tensor | np.ndarray):
         return _("a tensor")
-    return "None" if value is None else f"{type(value).__name__} {brief(value)}"
+    if value is None:
+        return "None"
+    return f"{type(value).__name__} {brief(value)}"
 
 
 def _short(constant: Any) -> str:
@@ -251,7 +295,9 @@ def brief(value: Any, difference: str = "") -> str:
             kind=type(value).__name__,
             exception=type(error).__name__,
         )
-    return text if len(text) <= _WIDEST else text[: _WIDEST - 4] + " ..."
+    if len(text) <= _WIDEST:
+        return text
+    return text[: _WIDEST - 4] + " ..."
 
 
 def _text(value: Any) -> str:
@@ -266,10 +312,15 @@ def _text(value: Any) -> str:
     if isinstance(value, dict):
         items = [f"{key!r}: {_text(item)}" for key, item in value.items()]
         return "{" + ", ".join(items) + "}"
-    if isinstance(value, list | tuple):
-        inside = ", ".join(map(_text, value))
-        return f"[{inside}]" if isinstance(value, list) else f"({inside})"
+    if isinstance(value, list):
+        return f"[{_texts(value)}]"
+    if isinstance(value, tuple):
+        return f"({_texts(value)})"
     return repr(value)
+
+
+def _texts(values: Iterable) -> str:
+    return ", ".join(map(_text, values))
 
 
 def _tensor(value: torch.Tensor) -> str:
@@ -279,7 +330,7 @@ def _tensor(value: torch.Tensor) -> str:
     if value.numel() <= _MOST_VALUES:
         return _text(value.tolist())
     flat = value.flatten()
-    first = ", ".join(map(_text, flat[: _MOST_VALUES - 2].tolist()))
+    first = _texts(flat[: _MOST_VALUES - 2].tolist())
     last = _text(flat[-1].item())
     shape = " x ".join(map(str, value.shape))
     return f"[{first}, ..., {last}] ({shape})"

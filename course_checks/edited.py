@@ -5,6 +5,7 @@ import re
 import sys
 from collections.abc import Callable
 from types import FunctionType
+from typing import Any
 
 from course_utils.launcher.language import _
 
@@ -12,15 +13,8 @@ from course_utils.launcher.language import _
 def overtaken(fn: Callable) -> str:
     """Say which later cell should have defined this answer and failed, or nothing."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    cells = getattr(getattr(shell, "compile", None), "_filename_map", {})  # numbers, by file name
     answer = inspect.unwrap(fn)
-    functions = vars(answer).values() if isinstance(answer, type) else (answer,)
-    numbers = []
-    for function in functions:
-        if isinstance(function, FunctionType):
-            number = cells.get(function.__code__.co_filename)
-            if number is not None:
-                numbers.append(number)
+    numbers = _numbers_of_cells(answer, shell)
     name = getattr(answer, "__name__", "")
     if not numbers or inspect.unwrap(shell.user_ns.get(name)) is not answer:
         return ""
@@ -39,3 +33,17 @@ def overtaken(fn: Callable) -> str:
         name=name,
         last=last,
     )
+
+
+def _numbers_of_cells(answer: Any, shell: Any) -> list[int]:
+    """The numbers of the cells that have defined a function, or the functions of a class."""
+    compiler = getattr(shell, "compile", None)
+    number_by_file = getattr(compiler, "_filename_map", {})
+    functions = vars(answer).values() if isinstance(answer, type) else (answer,)
+    numbers = []
+    for function in functions:
+        if isinstance(function, FunctionType):
+            number = number_by_file.get(function.__code__.co_filename)
+            if number is not None:
+                numbers.append(number)
+    return numbers

@@ -32,15 +32,29 @@ def _of_vectors(*shapes: Any, out_shape: torch.Size, **_: Any) -> int:
 
 def _of_elements(*shapes: Any, out_shape: torch.Size, **_: Any) -> int:
     """Of a product of elements, as if it stood in a matrix product; scaling costs nothing."""
-    factors = [shape for shape in shapes if isinstance(shape, torch.Size) and math.prod(shape) > 1]
-    if len(factors) < 2:
+    factors = 0
+    for shape in shapes:
+        if isinstance(shape, torch.Size) and math.prod(shape) > 1:
+            factors += 1
+    if factors < 2:
         return 0
     return 2 * math.prod(out_shape)
 
 
 _ATEN = torch.ops.aten
 # What torch's counter leaves out: it knows products of matrices only.
-_PRODUCTS = dict.fromkeys((_ATEN.mv, _ATEN.addmv, _ATEN.dot, _ATEN.vdot, _ATEN.prod), _of_vectors)
-_PRODUCTS |= dict.fromkeys((_ATEN.mul, _ATEN.mul_, _ATEN.div, _ATEN.div_), _of_elements)
-_PRODUCTS |= dict.fromkeys((_ATEN.addcmul, _ATEN.addcmul_), _of_elements)
-_PRODUCTS |= dict.fromkeys((_ATEN.addcdiv, _ATEN.addcdiv_), _of_elements)
+_PRODUCTS = {
+    _ATEN.mv: _of_vectors,
+    _ATEN.addmv: _of_vectors,
+    _ATEN.dot: _of_vectors,
+    _ATEN.vdot: _of_vectors,
+    _ATEN.prod: _of_vectors,
+    _ATEN.mul: _of_elements,
+    _ATEN.mul_: _of_elements,
+    _ATEN.div: _of_elements,
+    _ATEN.div_: _of_elements,
+    _ATEN.addcmul: _of_elements,
+    _ATEN.addcmul_: _of_elements,
+    _ATEN.addcdiv: _of_elements,
+    _ATEN.addcdiv_: _of_elements,
+}

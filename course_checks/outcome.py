@@ -75,13 +75,15 @@ class Outcome:
         if not self.rows:
             return ""
         lines = [_head()]
+        marks = [" "]
         for rank, row in enumerate(self.rows):
             lines.append([str(rank), row.given, row.wanted, row.got])
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+            marks.append("→" if row.wrong else " ")
+        widths = []
+        for column in zip(*lines, strict=True):
+            widths.append(max(map(len, column)))
         text = []
-        for number, cells in enumerate(lines):
-            is_wrong = number > 0 and self.rows[number - 1].wrong
-            mark = "→" if is_wrong else " "
+        for mark, cells in zip(marks, lines, strict=True):
             padded = "  ".join(map(str.ljust, cells, widths))
             text.append(f"{mark} {padded.rstrip()}")
         return "\n".join(text)
@@ -91,10 +93,14 @@ class Outcome:
         text = []
         for rank, printed in enumerate(self.printed):
             lines = printed.splitlines()
-            text += [f"[rank {rank}] {line}" for line in lines[:_PRINTED]]
-            if len(lines) > _PRINTED:
-                text.append(f"[rank {rank}] ... and {len(lines) - _PRINTED} more lines")
-        return "\n".join([_("It printed:"), *text]) if text else ""
+            for line in lines[:_PRINTED]:
+                text.append(f"[rank {rank}] {line}")
+            left_out = len(lines) - _PRINTED
+            if left_out > 0:
+                text.append(f"[rank {rank}] ... and {left_out} more lines")
+        if not text:
+            return ""
+        return "\n".join([_("It printed:"), *text])
 
     def _repr_html_(self) -> str:
         colour = _COLOURS[self.state]
@@ -102,25 +108,39 @@ class Outcome:
         page = f'<div style="{_CARD}border-left:4px solid {colour}">'
         page += f'<b style="color:{colour}">{sign}</b> <b>{html.escape(headline)}</b>'
         if self.rows:
-            head = "".join(f'<th style="{_CELL}">{name}</th>' for name in _head())
-            rows = "".join(_row(rank, row) for rank, row in enumerate(self.rows))
-            page += f'<table style="margin:6px 0"><tr>{head}</tr>{rows}</table>'
-        for text in filter(None, (self.message, self._output())):
-            face = ""
-            if "\n" in text:  # a report of the launcher's, whose columns need a fixed width
-                face = f"{_MONO}font-size:12px;margin-top:6px"
-            page += f'<div style="white-space:pre-wrap;{face}">{html.escape(text)}</div>'
+            page += self._table_as_html()
+        for text in (self.message, self._output()):
+            if text:
+                page += _paragraph(text)
         return page + "</div>"
+
+    def _table_as_html(self) -> str:
+        page = '<table style="margin:6px 0"><tr>'
+        for name in _head():
+            page += f'<th style="{_CELL}">{name}</th>'
+        page += "</tr>"
+        for rank, row in enumerate(self.rows):
+            page += _row(rank, row)
+        return page + "</table>"
 
 
 def _head() -> list[str]:
     return [_(name) for name in _HEAD]
 
 
+def _paragraph(text: str) -> str:
+    font = ""
+    if "\n" in text:  # a report of the launcher's, whose columns need a fixed width
+        font = f"{_MONO}font-size:12px;margin-top:6px"
+    return f'<div style="white-space:pre-wrap;{font}">{html.escape(text)}</div>'
+
+
 def _row(rank: int, row: Row) -> str:
-    style, arrow = "", ""
+    style = ""
+    arrow = ""
     if row.wrong:
-        style, arrow = f"background:{_COLOURS[WRONG]}22;", "→ "
+        style = f"background:{_COLOURS[WRONG]}22;"
+        arrow = "→ "
     page = f'<tr style="{style}"><td style="{_CELL}">{arrow}{rank}</td>'
     for text in (row.given, row.wanted, row.got):
         page += f'<td style="{_CELL}{_MONO}">{html.escape(text)}</td>'
@@ -130,10 +150,8 @@ def _row(rank: int, row: Row) -> str:
 def many(sizes: Iterable[int]) -> str:
     """Such as `1 rank` or `1, 2 and 3 ranks`."""
     numbers = sorted(sizes)
-    is_one = numbers == [1]
-    return ngettext(
-        "{numbers} rank", "{numbers} ranks", 1 if is_one else 2, numbers=ranks_listed(numbers)
-    )
+    form = 1 if numbers == [1] else 2  # singular or plural
+    return ngettext("{numbers} rank", "{numbers} ranks", form, numbers=ranks_listed(numbers))
 
 
 _outcomes: dict[str, Outcome] = {}  # the last one of each answer in this kernel, by its name
@@ -162,13 +180,14 @@ class Overview(list[Outcome]):
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        total, *_ = repr(self).split("\n")
+        total, _line_end, _exercises = repr(self).partition("\n")
         rows = "".join(map(_overview_row, self))
         return f"<b>{total}</b><table>{rows}</table>"
 
 
 def _overview_row(outcome: Outcome) -> str:
-    sign, colour = _SIGNS[outcome.state], _COLOURS[outcome.state]
+    sign = _SIGNS[outcome.state]
+    colour = _COLOURS[outcome.state]
     return (
         f'<tr><td style="color:{colour};font-weight:bold">{sign}</td>'
         f'<td style="text-align:left"><code>{html.escape(outcome.name)}</code></td>'

@@ -50,13 +50,16 @@ class Rules:
             if unknown:
                 words = ", ".join(sorted(known))
                 raise ValueError(f"{unknown[0]!r} is nothing to {option}; there are: {words}")
-        self.forbid, self.require = set(self.forbid), set(self.require)
+        self.forbid = set(self.forbid)
+        self.require = set(self.require)
         if "collectives" in self.forbid:
             self.forbid.remove("collectives")
             self.forbid.update(COLLECTIVES)
-        unknown = sorted((self.forbid | self.require) - set(KINDS))
+        named = self.forbid | self.require
+        unknown = sorted(named - set(KINDS))
         if unknown:
-            raise ValueError(f"{unknown[0]!r} is never recorded; there are: {', '.join(KINDS)}")
+            words = ", ".join(KINDS)
+            raise ValueError(f"{unknown[0]!r} is never recorded; there are: {words}")
 
 
 def broken(
@@ -99,7 +102,9 @@ def broken(
 
 def _for(limit: Any, trace: Trace, case: Any) -> Any:
     """A limit, which may be a function of world size and case."""
-    return limit(trace.world_size, case) if callable(limit) else limit
+    if callable(limit):
+        return limit(trace.world_size, case)
+    return limit
 
 
 def _missing(trace: Trace, required: Collection[str], is_empty: bool) -> str | None:
@@ -112,7 +117,8 @@ def _missing(trace: Trace, required: Collection[str], is_empty: bool) -> str | N
     for event in trace:
         called.add(event.kind)
         counts = event.bytes or is_empty or event.kind == "barrier"
-        if counts and len(event.group) > 1 and event.kind in ranks_by_kind:
+        has_others = len(event.group) > 1
+        if counts and has_others and event.kind in ranks_by_kind:
             ranks_by_kind[event.kind].add(event.rank)
     for kind in sorted(required):
         callers = ranks_by_kind[kind]
@@ -120,22 +126,24 @@ def _missing(trace: Trace, required: Collection[str], is_empty: bool) -> str | N
         if not lacking or (callers and kind not in COLLECTIVES):
             continue
         who = _("Rank {rank}", rank=lacking[0]) if callers else _("It")
-        if kind in called:
+        if kind not in called:
             return _(
-                "{who} never calls {kind} with any data in it: this exercise is to be solved with "
-                "it.",
+                "{who} never calls {kind}: this exercise is to be solved with it.",
                 who=who,
                 kind=kind,
             )
         return _(
-            "{who} never calls {kind}: this exercise is to be solved with it.", who=who, kind=kind
+            "{who} never calls {kind} with any data in it: this exercise is to be solved with it.",
+            who=who,
+            kind=kind,
         )
     return None
 
 
 def _overworked(flops: list[int], total: int, factor: float) -> str | None:
     """Say which rank computes too much, or None; `factor` of an equal share is enough."""
-    most, enough = max(flops), factor * total / len(flops)
+    most = max(flops)
+    enough = factor * total / len(flops)
     if most <= enough:
         return None
     return _(
@@ -150,7 +158,10 @@ def _overworked(flops: list[int], total: int, factor: float) -> str | None:
 
 def unwaited(trace: Trace) -> str | None:
     """Say which operation nobody has waited for, or None."""
-    waited_for = {(event.rank, event.of) for event in trace if event.kind == "wait"}
+    waited_for = set()
+    for event in trace:
+        if event.kind == "wait":
+            waited_for.add((event.rank, event.of))
     for event in trace:
         if event.blocking or event.kind == "wait":
             continue
@@ -186,7 +197,8 @@ def _over_budget(trace: Trace, case: Any, rules: Rules) -> str | None:
     limits = _for(rules.budget or {}, trace, case)
     unknown = sorted(set(limits) - set(_SPENT))
     if unknown:
-        raise Misuse(f"{unknown[0]!r} is no budget; there are: {', '.join(_SPENT)}")
+        words = ", ".join(_SPENT)
+        raise Misuse(f"{unknown[0]!r} is no budget; there are: {words}")
     if "finish_us" in limits and rules.network is None:
         raise Misuse("a budget of finish_us needs network=Network(...)")
     algorithm = rules.network.algorithm if rules.network else "ring"
@@ -195,7 +207,8 @@ def _over_budget(trace: Trace, case: Any, rules: Rules) -> str | None:
         if name == "finish_us":
             spent = trace.replay(rules.network).finish_us
         else:
-            spent = getattr(without_barriers.traffic(algorithm), name)
+            traffic = without_barriers.traffic(algorithm)
+            spent = getattr(traffic, name)
         most = max(spent)
         if most > limit * (1 + 1e-9):
             rank = spent.index(most)
@@ -220,18 +233,22 @@ def _without_barriers(trace: Trace) -> Trace:
 
 def _calls(trace: Trace, rank: int) -> str:
     """What a rank has called, most costly lines first."""
-    counts, sizes = Counter(), Counter()  # by line; sizes in bytes
+    counts = Counter()  # by line
+    sizes = Counter()  # likewise, in bytes
     for event in trace.of_rank(rank):
         if event.kind not in ("wait", "recv"):
             counts[event.where] += 1
             sizes[event.where] += event.bytes
-    lines = sorted(counts, key=lambda where: (-sizes[where], -counts[where]))
+    if not counts:
+        return ""
+    lines = sorted(counts, key=lambda line: (sizes[line], counts[line]), reverse=True)
     calls = []
-    for where in lines[:3]:
-        count, size = counts[where], sizes[where]
-        call = _("{count} x at {line} ({size} bytes)", count=count, line=where, size=size)
+    for line in lines[:3]:
+        call = _(
+            "{count} x at {line} ({size} bytes)", count=counts[line], line=line, size=sizes[line]
+        )
         calls.append(call)
-    return _("It calls {calls}.", calls=_("; ").join(calls)) if calls else ""
+    return _("It calls {calls}.", calls=_("; ").join(calls))
 
 
 def _call(event: Event) -> str:

@@ -39,11 +39,12 @@ def _reached(function: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:
     code = function.__code__
     values = dict(zip(code.co_freevars, _cells(function), strict=True))
     values.update(function.__kwdefaults__ or {})
-    values |= {f"a default of {function.__name__}": list(function.__defaults__ or ())}
-    values |= {f"an attribute of {function.__name__}": _attributes(function)}
+    values[f"a default of {function.__name__}"] = list(function.__defaults__ or ())
+    values[f"an attribute of {function.__name__}"] = _attributes(function)
+    known = function.__globals__
     for name in _names(code):
-        if name in function.__globals__:
-            values[name] = function.__globals__[name]
+        if name in known:
+            values[name] = known[name]
     for name, value in values.items():
         yield name, value
         if isinstance(value, FunctionType) and is_learners(file_of(value)):
@@ -57,7 +58,8 @@ def _reached_by_methods(kind: type, seen: set[int]) -> Iterator[tuple[str, Any]]
     """What the methods of a class reach."""
     for member in vars(kind).values():
         # A static method, a class method and a property have a function within.
-        for function in (member, getattr(member, "__func__", None), getattr(member, "fget", None)):
+        functions = member, getattr(member, "__func__", None), getattr(member, "fget", None)
+        for function in functions:
             yield from _reached(function, seen)
 
 
@@ -115,8 +117,13 @@ def _items(value: Any) -> Any:
         return (value.__self__,)
     if isinstance(value, type):
         return vars(value).values() if _is_notebooks(value) else ()
-    if _is_notebooks(type(value)):
-        return (*getattr(value, "__dict__", {}).values(), type(value))
-    if type(value).__module__ == "types":  # SimpleNamespace
-        return getattr(value, "__dict__", {}).values()
+    kind = type(value)
+    if _is_notebooks(kind):
+        return (*_instance_attributes(value), kind)
+    if kind.__module__ == "types":  # SimpleNamespace
+        return _instance_attributes(value)
     return ()
+
+
+def _instance_attributes(value: Any) -> Any:
+    return getattr(value, "__dict__", {}).values()

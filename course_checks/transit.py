@@ -43,8 +43,11 @@ class Message(NamedTuple):
 
     def overlaps(self, tensor: torch.Tensor) -> bool:
         """Whether its tensor and this one have a byte in common."""
-        start, other_start = self.tensor.data_ptr(), tensor.data_ptr()
-        return start < other_start + tensor.nbytes and other_start < start + self.tensor.nbytes
+        start = self.tensor.data_ptr()
+        end = start + self.tensor.nbytes
+        other_start = tensor.data_ptr()
+        other_end = other_start + tensor.nbytes
+        return start < other_end and other_start < end
 
 
 class Transit:
@@ -82,18 +85,29 @@ class Transit:
             tensor = tensors[0].detach()
             if not tensor.is_contiguous():
                 return call(group, tensors, *args, **options)  # which refuses it
-            for message in list(self.messages.values()):  # threads may send as well
-                if (receives or message.receives) and message.overlaps(tensor):
-                    raise RuntimeError(_(_BUSY, line=message.line))
+            message = self._in_conflict(tensor, receives)
+            if message is not None:
+                raise RuntimeError(_(_BUSY, line=message.line))
             copy = torch.empty_like(tensor) if receives else tensor.clone()
             work = call(group, [copy], *args, **options)
             _inner, learner_frame = frames.split(sys._getframe(1))
-            message = Message(work, tensor, copy, receives, _line(learner_frame))
-            self.messages[id(work)] = message
+            line = _line(learner_frame)
+            self.messages[id(work)] = Message(work, tensor, copy, receives, line)
             return work
 
         frames.UNSEEN.add(with_copy.__code__)  # the recorder asks the function below it
         return with_copy
+
+    def _in_conflict(self, tensor: torch.Tensor, receives: bool) -> Message | None:
+        """The message on its way that forbids to send or receive a tensor, or None.
+
+        The same bytes may be sent twice.
+        """
+        for message in list(self.messages.values()):  # threads may send as well
+            writes = receives or message.receives
+            if writes and message.overlaps(tensor):
+                return message
+        return None
 
 
 def _line(learner_frame: FrameType | None) -> str:

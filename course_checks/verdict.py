@@ -22,6 +22,7 @@ from course_checks.rules import Rules, broken, unwaited
 from course_utils.hang.facts import in_short as ranks
 from course_utils.launcher.language import N_, _, capitalized, sentences, separated
 from course_utils.network.trace import Trace
+from course_utils.record.event import Event
 
 _CALLS = 5  # if there are more calls, they are only counted
 _ON_FRESH = N_(
@@ -68,7 +69,8 @@ def _wanted(spec: Callable, by_rank: list[tuple], case: Any) -> list[Any]:
     """What each rank is to return, given the arguments of all ranks."""
     n = len(by_rank)
     try:
-        wanted = spec(*map(list, zip(*by_rank, strict=True)))
+        by_parameter = map(list, zip(*by_rank, strict=True))
+        wanted = spec(*by_parameter)
     except Exception as error:
         where = f"on {n} ranks, {case}"
         raise Misuse(f"spec failed {where}: {type(error).__name__}: {error}") from error
@@ -85,7 +87,9 @@ def _judge_run(
     attempt: Attempt, number: int, inputs: Inputs, spec: Callable, rules: Rules
 ) -> Outcome | None:
     """The outcome of a run if it is wrong, or None."""
-    run, trace, reports = attempt.runs[number], attempt.traces[number], attempt.reports[number]
+    run = attempt.runs[number]
+    trace = attempt.traces[number]
+    reports = attempt.reports[number]
     arguments = _draw_again(attempt, run, inputs)
     given = [", ".join(map(brief, of_rank)) for of_rank in arguments]  # spec may change them
     dtypes = dtypes_of(arguments)
@@ -113,7 +117,9 @@ def _judge_run(
             return attempt.wrong(number, report.seen)
     spent = [report.flops for report in reports]
     reason = broken(rules, trace, run.case, spent, count_flops(), _is_empty(wanted))
-    return attempt.wrong(number, reason) if reason else None
+    if reason:
+        return attempt.wrong(number, reason)
+    return None
 
 
 def _wrong_results(
@@ -135,7 +141,8 @@ def _wrong_results(
         rows.append(Row(arguments, wanted_text, got_text, bool(differences[rank])))
     parts = []
     if len(wrong) > 1:
-        parts.append(capitalized(_("{ranks} are wrong.", ranks=ranks(wrong))))
+        all_wrong = _("{ranks} are wrong.", ranks=ranks(wrong))
+        parts.append(capitalized(all_wrong))
     parts.append(_("Rank {rank}: {difference}.", rank=first, difference=first_difference))
     parts.append(_hint(wanted, got, wrong))
     if attempt.runs[number].fresh:
@@ -164,17 +171,24 @@ def _calls(trace: Trace, rank: int) -> str:
     if trace.world_size == 1:
         return ""
     events = [event for event in trace.of_rank(rank) if event.kind != "wait"]
-    calls = [event.what for event in events]
-    if len(calls) > _CALLS:
-        calls = []
-        for kind, n in Counter(event.kind for event in events).items():
-            if n == 1:
-                calls.append(_("{kind} once", kind=kind))
-            else:
-                calls.append(_("{kind} {n} times", kind=kind, n=n))
-    if not calls:
+    if not events:
         return _("It called nothing.")
+    if len(events) > _CALLS:
+        calls = _counted(events)
+    else:
+        calls = [event.what for event in events]
     return _("It called {calls}.", calls=separated(calls))
+
+
+def _counted(events: list[Event]) -> list[str]:
+    """Such as `all_reduce once`, for each kind of call."""
+    calls = []
+    for kind, n in Counter(event.kind for event in events).items():
+        if n == 1:
+            calls.append(_("{kind} once", kind=kind))
+        else:
+            calls.append(_("{kind} {n} times", kind=kind, n=n))
+    return calls
 
 
 def _is_empty(wanted: list[Any]) -> bool:

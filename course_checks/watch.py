@@ -61,8 +61,10 @@ _EVENTS = {  # by side channel, events that Python reports to `sys.addaudithook`
     "frames": "sys._getframe sys._current_frames gc.get_objects gc.get_referrers gc.get_referents "
     "object.__getattr__ sys.setprofile sys.settrace",
 }
+_CHANNELS = {}  # by event, its side channel
+for _channel, _events in _EVENTS.items():
+    _CHANNELS |= dict.fromkeys(_events.split(), _channel)
 _TO_FRAMES = ("tb_frame", "gi_frame", "cr_frame", "ag_frame")  # attributes that lead to frames
-_CHANNELS = {event: channel for channel, events in _EVENTS.items() for event in events.split()}
 _BACKEND = torch._C._distributed_c10d.Backend
 # Of functions that an answer is not to call. Compiled here once, and not in every rank.
 _STORE_CALL = re.compile("set$|get$|add|append|wait|check|compare|delete|list|num|queue|bar")
@@ -133,9 +135,8 @@ class Watch:
             self._kept.discard("environment")  # it may say where ranks meet
         self._on = False  # whether the answer runs
         self._auditing = False
-        self._late_s: float | None = (
-            None  # how late this rank comes; None if ranks come as they like
-        )
+        # How late this rank comes; None if ranks come as they like.
+        self._late_s: float | None = None
         self._calls = 0  # of the group in this run
 
     def listen(self) -> None:
@@ -151,7 +152,8 @@ class Watch:
         self._replace_calls(names)
         for channel, (owner, pattern) in _FUNCTIONS.items():
             for name in filter(pattern.search, vars(owner)):
-                setattr(owner, name, self._noticing(channel, getattr(owner, name)))
+                function = getattr(owner, name)
+                setattr(owner, name, self._noticing(channel, function))
         torch._C.PyTorchFileWriter = self._noticing("files", torch._C.PyTorchFileWriter)
         sys.addaudithook(self._audit)
         Transit().listen()
@@ -160,13 +162,15 @@ class Watch:
 
     def _replace_calls(self, names: dict[str, Any]) -> None:
         """Replace what we do differently, also where the notebook has imported it by a name."""
-        self._sleep, self._set_handler = time.sleep, signal.signal
+        self._sleep = time.sleep
+        self._set_handler = signal.signal
         for name, value in list(names.items()):
             if value is time.sleep:
                 names[name] = self._nap
             if value is signal.signal:
                 names[name] = self._set_handler_without_frames
-        time.sleep, signal.signal = self._nap, self._set_handler_without_frames
+        time.sleep = self._nap
+        signal.signal = self._set_handler_without_frames
 
     def _set_handler_without_frames(self, number: int, handler: Any) -> Any:
         """Instead of `signal.signal`: an answer's handler hears which signal came, not where."""
@@ -181,10 +185,15 @@ class Watch:
         Args:
             late: From 0 for the first rank to 1 for the last; None if ranks come as they like.
         """
-        before = {kind: _KEPT[kind].read() for kind in _KEPT if kind in self._kept}
+        before = {}
+        for kind, state in _KEPT.items():
+            if kind in self._kept:
+                before[kind] = state.read()
         self.seen = ""
         self._calls = 0
-        self._late_s = None if late is None else late * _LATEST_S
+        self._late_s = None
+        if late is not None:
+            self._late_s = late * _LATEST_S
         if self._shared and "memory" not in self._allow:
             self.seen = sentences(self._says_shared(), _(_ONLY))
         self._sleep(self._late_s or 0)
@@ -210,8 +219,9 @@ class Watch:
     def _left_behind(self, before: dict[str, Any]) -> str:
         """What the answer has not left as it was, or an empty string."""
         for kind, value in before.items():
-            if _KEPT[kind].read() != value:
-                return _(_KEPT[kind].changed)
+            state = _KEPT[kind]
+            if state.read() != value:
+                return _(state.changed)
         if self._makes_group and c10d.is_initialized():
             return _("its process group still exists: dist.destroy_process_group() ends it")
         return ""
@@ -224,7 +234,8 @@ class Watch:
 
     def _nap(self, seconds: float) -> None:
         """Instead of `time.sleep`: where ranks come late on purpose, a sleep is no barrier."""
-        file = sys._getframe(1).f_code.co_filename
+        caller = sys._getframe(1)
+        file = caller.f_code.co_filename
         is_answers = self._on and is_learners(file) and file not in self._exercise
         if is_answers and self._late_s is not None:
             seconds = min(seconds, _NAP_S)
@@ -258,9 +269,12 @@ class Watch:
         if self.seen or channel in self._allow or os.getpid() != self._pid:
             return
         frame = _responsible(frame)
-        if frame is None or frame.f_code.co_filename in self._exercise:
+        if frame is None:
             return
-        line = Frame(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+        code = frame.f_code
+        if code.co_filename in self._exercise:
+            return
+        line = Frame(code.co_filename, frame.f_lineno, code.co_name)
         does = _(_DOES[channel], rank=self._rank, line=line.place_and_code)
         self.seen = sentences(does, _(_ONLY))
 
@@ -281,8 +295,8 @@ def _is_side_channel(channel: str, event: str, arguments: tuple, caller: FrameTy
     """Whether an event that Python reports can carry something from rank to rank."""
     if event == "open":
         path, _mode, flags = arguments
-        writes = flags & (os.O_WRONLY | os.O_RDWR)
-        return bool(writes) and not isinstance(path, int) and path != os.devnull
+        writes = bool(flags & (os.O_WRONLY | os.O_RDWR))
+        return writes and not isinstance(path, int) and path != os.devnull
     if channel == "memory":
         descriptor, _length, access = arguments[:3]
         return descriptor != -1 and access != mmap.ACCESS_READ
@@ -296,9 +310,10 @@ def _asks_for_frames(event: str, arguments: tuple, caller: FrameType | None) -> 
     if event == "object.__getattr__" and arguments[1] not in _TO_FRAMES:
         return False
     asks_for_others = [inspect.__file__]
-    if caller and caller.f_code is traceback.walk_stack.__code__:  # who prints a stack is no spy
+    code = caller.f_code if caller else None
+    if code is traceback.walk_stack.__code__:  # who prints a stack is no spy
         asks_for_others.append(traceback.__file__)
-    elif caller and caller.f_code is logging.currentframe.__code__:  # nor is who writes a log
+    elif code is logging.currentframe.__code__:  # nor is who writes a log
         caller = caller.f_back
     while caller and caller.f_code.co_filename in asks_for_others:
         caller = caller.f_back
@@ -327,10 +342,12 @@ def _seal(functions: Collection[Callable], names: dict[str, Any]) -> None:
     """Have these functions refuse to be called, and what a notebook has made of their code."""
     codes = set()
     for function in functions:
-        codes.add(getattr(inspect.unwrap(function), "__code__", None))
-    codes.discard(None)
-    own = [value for value in names.values() if isinstance(value, FunctionType)]
-    copies = [function for function in own if function.__code__ in codes]
+        code = getattr(inspect.unwrap(function), "__code__", None)
+        codes.add(code)
+    copies = []
+    for value in names.values():
+        if isinstance(value, FunctionType) and value.__code__ in codes:
+            copies.append(value)
     for function in [*functions, *copies]:
         with contextlib.suppress(AttributeError, TypeError, ValueError):  # a class; a closure
             sealed = inspect.unwrap(function)

@@ -1,12 +1,15 @@
 """The rules, one function each: what it looks for, what it says, which cell shows it happen."""
 
 import ast
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from course_lint.script import Script
+from course_lint.script import DDP, Function, Meeting, Script, blocks, calls_in
 
 _LOADERS = ("loader", "batches", "train_dl", "train_iter", "train_data")
+_FOR_EVALUATION = ("val", "test", "eval", "dev_")
+_TELLS_OTHERS = ("reduce", "gather", "broadcast")
+_ENDS_ALL = ("KeyboardInterrupt", "StopIteration", "SystemExit")  # who catches these doesn't go on
 _RANDOM = {"rand", "randn", "randint", "randperm", "rand_like", "randn_like", "multinomial"}
 _ASKS_DATA = {"isnan", "isinf", "isfinite"}
 # What the program or its arguments bring about, and so on every rank alike.
@@ -31,8 +34,7 @@ class Cell:
     code: str
 
     def __str__(self) -> str:
-        anchor = self.section.replace(" ", "-")
-        return f"notebooks/{self.chapter}.ipynb#{anchor}"
+        return f"chapter {self.chapter[:2]}, “{self.section}”"  # in a wheel no file lies there
 
 
 @dataclass(frozen=True)
@@ -59,10 +61,10 @@ def meets_under_rank(script: Script) -> Iterator[Finding]:
     """A call that all ranks have to make, below an `if` that asks for the rank."""
     for call in script.calls:
         meeting = script.meets(call)
-        condition = script.rank_condition(call) if meeting else None
-        if condition is None or _has_counterpart(script, call, condition):
+        if not meeting:
             continue
-        if _is_answered(script, call, condition) or _is_half_of_a_protocol(script, call, condition):
+        condition = script.rank_condition(call)
+        if condition is None or _others_meet_it(script, call, condition):
             continue
         sentence = (
             f"{meeting} needs every rank, but the condition in line {condition.lineno} "
@@ -72,23 +74,33 @@ def meets_under_rank(script: Script) -> Iterator[Finding]:
         yield Finding(call.lineno, "meets-under-rank", sentence, shown)
 
 
+def _others_meet_it(script: Script, call: ast.Call, condition: ast.AST) -> bool:
+    """Whether the ranks that do not come to a call make their part of it elsewhere."""
+    if _has_counterpart(script, call, condition):
+        return True
+    return _is_answered(script, call, condition) or _is_half_of_a_protocol(script, call, condition)
+
+
 def _has_counterpart(script: Script, call: ast.Call, condition: ast.AST) -> bool:
     """Whether the ranks that do not come here make the same call elsewhere in the function.
 
     So does the well-known pair of barriers around a download, or what follows an early return.
     """
     function = script.function_of(call)
+    meeting = script.meets(call)
     test = ast.unparse(condition.test)
     below = set(ast.walk(condition))
+    is_below = call in below
     for other in script.calls:
-        if script.function_of(other) is not function or script.meets(other) != script.meets(call):
+        if script.function_of(other) is not function or script.meets(other) != meeting:
             continue
         other_condition = script.rank_condition(other)
-        if other_condition is condition and (other in below) != (call in below):
-            return True  # one ends early after it, the others come to it later
-        if other_condition is None or other_condition is condition:
+        if other_condition is None:
             continue
-        if ast.unparse(other_condition.test) != test:
+        if other_condition is condition:
+            if (other in below) != is_below:
+                return True  # one ends early after it, the others come to it later
+        elif ast.unparse(other_condition.test) != test:
             return True
     return False
 
@@ -97,27 +109,26 @@ def _is_answered(script: Script, call: ast.Call, condition: ast.AST) -> bool:
     """Whether the other branch makes this call as often, or hands on the function called here."""
     if not isinstance(condition, ast.If) or not condition.orelse:
         return False
-    here, there = condition.body, condition.orelse
-    if call in _calls_in(there):
-        here, there = there, here
-    if call not in _calls_in(here):
+    branch, other_branch = condition.body, condition.orelse
+    if call in calls_in(other_branch):
+        branch, other_branch = other_branch, branch
+    if call not in calls_in(branch):
         return False
     meeting = script.meets(call)
-    if _times_met(script, there, meeting) >= _times_met(script, here, meeting):
+    if _times_met(script, other_branch, meeting) >= _times_met(script, branch, meeting):
         return True
     function = ast.unparse(call.func)
-    for other in _calls_in(there):
-        for argument in other.args:
-            if ast.unparse(argument) == function:
-                return True
-    return False
+    handed_on = []
+    for other in calls_in(other_branch):
+        handed_on += map(ast.unparse, other.args)
+    return function in handed_on
 
 
-def _times_met(script: Script, block: list[ast.stmt], meeting: str) -> int:
+def _times_met(script: Script, block: list[ast.stmt], name: str) -> int:
     """How often a call of that name stands in a block."""
     times = 0
-    for call in _calls_in(block):
-        if script.meets(call) == meeting:
+    for meeting in script.meetings_in(block):
+        if meeting.name == name:
             times += 1
     return times
 
@@ -141,82 +152,86 @@ def meets_under_data(script: Script) -> Iterator[Finding]:
     for condition in ast.walk(script.tree):
         if not isinstance(condition, ast.If) or not _asks_local_data(script, condition):
             continue
-        meeting, line = _met_by_some(script, condition)
-        if not meeting:
+        meeting = _met_by_some(script, condition)
+        if meeting is None:
             continue
         sentence = (
-            f"The condition asks this rank's own data, so one rank may skip {meeting} in line "
-            f"{line} while the others wait in it: let all ranks decide by an all_reduce."
+            f"The condition asks this rank's own data, so one rank may skip {meeting.name} in line "
+            f"{meeting.line} while the others wait in it: let all ranks decide by an all_reduce."
         )
         yield Finding(condition.lineno, "meets-under-data", sentence, HANGS)
 
 
 def _asks_local_data(script: Script, condition: ast.If) -> bool:
     """Whether a test asks a loss of this rank, and no rank has told it to the others."""
-    asked = []
-    for node in ast.walk(condition.test):
-        if isinstance(node, ast.Call) and script.last_name(node.func) in _ASKS_DATA:
-            asked += [ast.unparse(argument) for argument in node.args]
-            if isinstance(node.func, ast.Attribute) and not node.args:
-                asked.append(ast.unparse(node.func.value))
-        ends_the_loop = isinstance(condition.body[-1], ast.Break)
-        if ends_the_loop and isinstance(node, ast.Compare) and _is_loss(script, node.left):
-            asked.append(ast.unparse(node.left))
+    asked = _data_asked(script, condition)
     if not asked:
         return False
-    shared = set()
-    for call in script.calls:
-        name = script.last_name(call.func)
-        if "reduce" in name or "gather" in name or "broadcast" in name:
-            shared |= _names_in(call)
-            assigned = script.parent.get(call)
-            if isinstance(assigned, ast.Assign):
-                for target in assigned.targets:
-                    shared |= _names_in(target)
     names = set()
-    for text in asked:
-        names |= _names_in(ast.parse(text))
-    return not names & shared
+    for node in asked:
+        names |= _names_in(node)
+    return names.isdisjoint(_names_told_to_others(script))
+
+
+def _data_asked(script: Script, condition: ast.If) -> list[ast.AST]:
+    """What a test calls `isnan` or the like of, and what loss it compares to end a loop."""
+    ends_the_loop = isinstance(condition.body[-1], ast.Break)
+    asked: list[ast.AST] = []
+    for node in ast.walk(condition.test):
+        if isinstance(node, ast.Call) and script.last_name(node.func) in _ASKS_DATA:
+            asked += node.args
+            if isinstance(node.func, ast.Attribute) and not node.args:
+                asked.append(node.func.value)
+        if ends_the_loop and isinstance(node, ast.Compare) and _is_loss(script, node.left):
+            asked.append(node.left)
+    return asked
 
 
 def _is_loss(script: Script, node: ast.AST) -> bool:
     return script.last_name(node).endswith("loss")
 
 
+def _names_told_to_others(script: Script) -> set[str]:
+    """The names that stand in collectives, or are given what these return."""
+    names = set()
+    for call in script.calls:
+        if not _has_word(script.last_name(call.func), _TELLS_OTHERS):
+            continue
+        names |= _names_in(call)
+        statement = script.parent.get(call)
+        if isinstance(statement, ast.Assign):
+            for target in statement.targets:
+                names |= _names_in(target)
+    return names
+
+
 def _names_in(node: ast.AST) -> set[str]:
     return {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
 
 
-def _met_by_some(script: Script, condition: ast.If) -> tuple[str, int]:
+def _has_word(text: str, words: Iterable[str]) -> bool:
+    """Whether one of these words stands in a text."""
+    return any(word in text for word in words)
+
+
+def _met_by_some(script: Script, condition: ast.If) -> Meeting | None:
     """The first call for all ranks that is made below a condition, or skipped by its `continue`."""
-    if not condition.orelse:
-        for call in _calls_in(condition.body):
-            if script.meets(call):
-                return script.meets(call), call.lineno
-    if not isinstance(condition.body[-1], ast.Continue | ast.Break):
-        return "", 0
+    meeting = next(script.meetings_in(condition.body), None)
+    if meeting and not condition.orelse:
+        return meeting
+    end = condition.body[-1]
+    if not isinstance(end, ast.Continue | ast.Break):
+        return None
     block = _block_of(script, condition)
-    skipped = block[block.index(condition) + 1 :]
-    if isinstance(condition.body[-1], ast.Break):
-        skipped = block  # of the rounds that do not come
-    for call in _calls_in(skipped):
-        if script.meets(call):
-            return script.meets(call), call.lineno
-    return "", 0
-
-
-def _calls_in(block: list[ast.stmt]) -> Iterator[ast.Call]:
-    for statement in block:
-        for node in ast.walk(statement):
-            if isinstance(node, ast.Call):
-                yield node
+    skipped = block  # by a break: of the rounds that do not come
+    if isinstance(end, ast.Continue):
+        skipped = block[block.index(condition) + 1 :]
+    return next(script.meetings_in(skipped), None)
 
 
 def _block_of(script: Script, statement: ast.stmt) -> list[ast.stmt]:
-    parent = script.parent[statement]
-    for name in ("body", "orelse", "finalbody"):
-        block = getattr(parent, name, None)
-        if isinstance(block, list) and statement in block:
+    for block in blocks(script.parent[statement]):
+        if statement in block:
             return block
     return [statement]
 
@@ -226,7 +241,7 @@ def meets_under_exception(script: Script) -> Iterator[Finding]:
     for attempt in ast.walk(script.tree):
         if not isinstance(attempt, ast.Try):
             continue
-        meets_itself = any(script.meets(call) for call in _calls_in(attempt.body))
+        meets_itself = any(script.meetings_in(attempt.body))
         for handler in attempt.handlers:
             if not meets_itself and not _is_on_all_ranks(script, handler):
                 yield from _met_in_handler(script, handler)
@@ -240,21 +255,19 @@ def _is_on_all_ranks(script: Script, handler: ast.ExceptHandler) -> bool:
     types = [handler.type]
     if isinstance(handler.type, ast.Tuple):
         types = handler.type.elts
-    names = set()
-    for kind in types:
-        names.add(script.last_name(kind))
+    names = set(map(script.last_name, types))
     return names <= _ON_ALL_RANKS
 
 
 def _met_in_handler(script: Script, handler: ast.ExceptHandler) -> Iterator[Finding]:
-    for call in _calls_in(handler.body):
-        meeting = script.meets(call)
-        if meeting and script.last_name(call.func) != "destroy_process_group":
-            sentence = (
-                f"{meeting} needs every rank, but only a rank that has caught an exception comes "
-                "here."
-            )
-            yield Finding(call.lineno, "meets-under-exception", sentence, HANGS)
+    for meeting in script.meetings_in(handler.body):
+        if script.last_name(meeting.call.func) == "destroy_process_group":
+            continue
+        sentence = (
+            f"{meeting.name} needs every rank, but only a rank that has caught an exception comes "
+            "here."
+        )
+        yield Finding(meeting.line, "meets-under-exception", sentence, HANGS)
 
 
 def _met_before_it_was_swallowed(
@@ -263,27 +276,27 @@ def _met_before_it_was_swallowed(
     """A rank that catches its own exception goes on, and has skipped what the others wait in."""
     if not _goes_on(handler) or not _in_loop(script, attempt):
         return
-    for call in _calls_in(attempt.body):
-        meeting = script.meets(call)
-        if meeting:
-            sentence = (
-                f"A rank that catches an exception here goes on without {meeting} in line "
-                f"{call.lineno}, in which the others wait: let it fail, or let all ranks decide."
-            )
-            yield Finding(handler.lineno, "meets-under-exception", sentence, HANGS)
-            return
+    for meeting in script.meetings_in(attempt.body):
+        sentence = (
+            f"A rank that catches an exception here goes on without {meeting.name} in line "
+            f"{meeting.line}, in which the others wait: let it fail, or let all ranks decide."
+        )
+        yield Finding(handler.lineno, "meets-under-exception", sentence, HANGS)
+        return
 
 
 def _goes_on(handler: ast.ExceptHandler) -> bool:
     """Whether a handler neither raises nor leaves the loop or the program."""
-    name = ast.unparse(handler.type) if handler.type else ""
-    if any(word in name for word in ("KeyboardInterrupt", "StopIteration", "SystemExit")):
+    caught = ast.unparse(handler.type) if handler.type else ""
+    if _has_word(caught, _ENDS_ALL):
         return False
     for node in ast.walk(handler):
         if isinstance(node, ast.Raise | ast.Return | ast.Break):
             return False
-        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("exit", "abort")):
-            return False
+        if isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            if called.endswith(("exit", "abort")):
+                return False
     return True
 
 
@@ -296,41 +309,46 @@ def meets_in_uneven_loop(script: Script) -> Iterator[Finding]:
     for loop in ast.walk(script.tree):
         if not isinstance(loop, ast.For) or not script.depends_on_rank(loop.iter):
             continue
-        for call in _calls_in(loop.body):
-            meeting = script.meets(call)
-            if meeting:
-                sentence = (
-                    f"The length of this loop depends on the rank, and {meeting} in line "
-                    f"{call.lineno} needs every rank each time: the rank with the longest loop "
-                    "waits alone."
-                )
-                yield Finding(loop.lineno, "meets-in-uneven-loop", sentence, RUNS_OUT)
-                break
+        meeting = next(script.meetings_in(loop.body), None)
+        if meeting is None:
+            continue
+        sentence = (
+            f"The length of this loop depends on the rank, and {meeting.name} in line "
+            f"{meeting.line} needs every rank each time: the rank with the longest loop waits "
+            "alone."
+        )
+        yield Finding(loop.lineno, "meets-in-uneven-loop", sentence, RUNS_OUT)
 
 
 def no_set_epoch(script: Script) -> Iterator[Finding]:
     """A DistributedSampler that shuffles, in a script with epochs that never tells it which one."""
-    names = {script.last_name(call.func) for call in script.calls}
-    if "set_epoch" in names or not _has_epochs(script):
+    if "set_epoch" in script.calls_of or not _has_epochs(script):
         return
-    for call in script.calls:
-        if script.last_name(call.func) != "DistributedSampler":
-            continue
-        target = script.parent.get(call)
-        while isinstance(target, ast.IfExp | ast.Call | ast.keyword):
-            target = script.parent.get(target)
-        text = ast.unparse(target).split("=")[0].lower() if target else ""
-        of_dataset = ast.unparse(call.args[0]).lower() if call.args else ""
-        for_evaluation = ("val", "test", "eval", "dev_")
-        if any(word in text or word in of_dataset for word in for_evaluation):
-            continue
+    for call in script.calls_of.get("DistributedSampler", ()):
         if _keyword(call, "shuffle") == "False" or "epoch" in _keyword(call, "seed"):
+            continue
+        if _is_for_evaluation(script, call):
             continue
         sentence = (
             "This sampler is never told the epoch, so every epoch deals the same samples in the "
             "same order: call set_epoch(epoch) before each."
         )
         yield Finding(call.lineno, "no-set-epoch", sentence, SAMPLES)
+
+
+def _is_for_evaluation(script: Script, sampler: ast.Call) -> bool:
+    """Whether the name that a sampler is given to, or that of its data, says so."""
+    target = script.parent.get(sampler)
+    while isinstance(target, ast.IfExp | ast.Call | ast.keyword):
+        target = script.parent.get(target)
+    if target:
+        name, _equals, _value = ast.unparse(target).partition("=")
+        if _has_word(name.lower(), _FOR_EVALUATION):
+            return True
+    if not sampler.args:
+        return False
+    dataset = ast.unparse(sampler.args[0])
+    return _has_word(dataset.lower(), _FOR_EVALUATION)
 
 
 def _has_epochs(script: Script) -> bool:
@@ -353,14 +371,7 @@ def device_by_global_rank(script: Script) -> Iterator[Finding]:
     """A GPU chosen by the global rank, which on a second node counts on."""
     for call in script.calls:
         name = script.last_name(call.func)
-        numbers: list[ast.AST] = []
-        if name in ("DistributedDataParallel", "DDP"):
-            for keyword in call.keywords:
-                if keyword.arg == "device_ids" and isinstance(keyword.value, ast.List):
-                    numbers += keyword.value.elts
-        elif name == "set_device" and call.args:
-            numbers.append(call.args[0])
-        if any(script.is_global_rank(number) for number in numbers):
+        if any(map(script.is_global_rank, _gpu_numbers(call, name))):
             sentence = (
                 f"{name} takes the global rank for the number of a GPU: on the second node there "
                 "is no such GPU. Use the local rank, os.environ['LOCAL_RANK']."
@@ -368,38 +379,52 @@ def device_by_global_rank(script: Script) -> Iterator[Finding]:
             yield Finding(call.lineno, "device-by-global-rank", sentence, DEVICES)
 
 
+def _gpu_numbers(call: ast.Call, name: str) -> list[ast.expr]:
+    """What a call of that name takes for numbers of GPUs."""
+    if name == "set_device":
+        return call.args[:1]
+    if name not in DDP:
+        return []
+    for keyword in call.keywords:
+        if keyword.arg == "device_ids" and isinstance(keyword.value, ast.List):
+            return keyword.value.elts
+    return []
+
+
 def same_random_numbers(script: Script) -> Iterator[Finding]:
     """Every rank seeded alike, in a script that draws random numbers for each batch."""
-    seeds = [call for call in script.calls if script.last_name(call.func) == "manual_seed"]
-    seeds = [call for call in seeds if script.name(call.func).startswith("torch.")]
+    seeds = [call for call in script.calls_of.get("manual_seed", ()) if _is_torchs(script, call)]
     if not seeds or not script.is_distributed():
         return
     for call in seeds:
-        text = ast.unparse(call)
-        if any(script.depends_on_rank(argument) for argument in call.args) or "rank" in text:
+        if "rank" in ast.unparse(call) or any(map(script.depends_on_rank, call.args)):
             return
     for call in script.calls:
-        if script.last_name(call.func) not in _RANDOM or _keyword(call, "generator"):
+        name = script.last_name(call.func)
+        if name not in _RANDOM or _keyword(call, "generator"):
             continue
-        is_torch = script.name(call.func).startswith("torch.")
-        if is_torch and _draws_for_batch(script, call):
+        if _is_torchs(script, call) and _draws_for_batch(script, call):
             sentence = (
-                f"Every rank was seeded alike in line {seeds[0].lineno}, so "
-                f"{script.last_name(call.func)} draws the same numbers on every rank: add the rank "
-                "to the seed once the model is made."
+                f"Every rank was seeded alike in line {seeds[0].lineno}, so {name} draws the same "
+                "numbers on every rank: add the rank to the seed once the model is made."
             )
             yield Finding(call.lineno, "same-random-numbers", sentence, SAME_NUMBERS)
             return
 
 
+def _is_torchs(script: Script, call: ast.Call) -> bool:
+    return script.name(call.func).startswith("torch.")
+
+
 def _draws_for_batch(script: Script, call: ast.Call) -> bool:
     """Whether a call stands in a loop over batches that also trains."""
-    for above in script.above(call):
-        if isinstance(above, ast.For):
-            names = {script.last_name(inner.func) for inner in _calls_in(above.body)}
-            over = ast.unparse(above.iter).lower()
-            if "backward" in names and any(word in over for word in _LOADERS):
-                return True
+    for loop in script.above(call):
+        if not isinstance(loop, ast.For):
+            continue
+        batches = ast.unparse(loop.iter).lower()
+        called = {script.last_name(inner.func) for inner in calls_in(loop.body)}
+        if "backward" in called and _has_word(batches, _LOADERS):
+            return True
     return False
 
 
@@ -407,13 +432,11 @@ def unseeded_split(script: Script) -> Iterator[Finding]:
     """A random split of the data that every rank draws for itself."""
     if not script.is_distributed():
         return
-    for call in script.calls:
-        if "seed" in script.last_name(call.func) and "get" not in script.last_name(call.func):
+    for name in script.calls_of:
+        if "seed" in name and "get" not in name:
             return
-    for call in script.calls:
-        if script.last_name(call.func) != "random_split" or _keyword(call, "generator"):
-            continue
-        if script.rank_condition(call) is not None:
+    for call in script.calls_of.get("random_split", ()):
+        if _keyword(call, "generator") or script.rank_condition(call) is not None:
             continue
         sentence = (
             "No seed is set, so every rank splits the data in a way of its own, and what one rank "
@@ -447,19 +470,21 @@ def _is_of_one_rank(script: Script, node: ast.AST, seen: tuple[str, ...]) -> boo
     if function is None:
         return False
     for decorator in function.decorator_list:
-        if any(word in ast.unparse(decorator) for word in ("rank", "master", "main_process")):
+        if _has_word(ast.unparse(decorator), ("rank", "master", "main_process")):
             return True
-    callers = script.calls_of.get(function.name, [])
+    callers = script.calls_of.get(function.name, ())
     if not callers or function.name in seen:
         return not _is_main(script, function)
-    return all(_is_of_one_rank(script, call, (*seen, function.name)) for call in callers)
+    seen = (*seen, function.name)
+    return all(_is_of_one_rank(script, call, seen) for call in callers)
 
 
 def _is_main(script: Script, function: ast.AST) -> bool:
     """Whether a function that nobody calls by name is run all the same, as `mp.spawn` does."""
-    for name in ("spawn", "launch", "Process", "main"):
-        for call in script.calls_of.get(name, []):
-            for argument in [*call.args, *(keyword.value for keyword in call.keywords)]:
+    for starter in ("spawn", "launch", "Process", "main"):
+        for call in script.calls_of.get(starter, ()):
+            by_keyword = [keyword.value for keyword in call.keywords]
+            for argument in [*call.args, *by_keyword]:
                 if isinstance(argument, ast.Name) and argument.id == function.name:
                     return True
     return False
@@ -468,23 +493,33 @@ def _is_main(script: Script, function: ast.AST) -> bool:
 def past_the_wrapper(script: Script) -> Iterator[Finding]:
     """A model that was wrapped, and is trained by its inner module all the same."""
     for call in script.calls:
-        if script.last_name(call.func) not in ("DistributedDataParallel", "DDP"):
+        if script.last_name(call.func) not in DDP:
             continue
         above = script.parent[call]
         if isinstance(above, ast.Attribute) and above.attr == "module":
-            yield _past(call.lineno, ast.unparse(above.value.func))
+            yield _past(call.lineno, ast.unparse(call.func))
     for node in ast.walk(script.tree):
-        if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Attribute):
-            continue
-        is_inner = node.value.attr == "module" and ast.unparse(node.value.value) in script.replicas
-        function = script.function_of(node)
-        if not is_inner or function is None:
-            continue
-        inner, outer = ast.unparse(node.targets[0]), ast.unparse(node.value.value)
-        called = {ast.unparse(call.func) for call in _calls_in(function.body)}
-        trains = any(name.endswith(".backward") for name in called)
-        if trains and inner in called and outer not in called:
-            yield _past(node.lineno, outer)
+        if isinstance(node, ast.Assign) and _is_inner_module(script, node.value):
+            inner = ast.unparse(node.targets[0])
+            wrapper = ast.unparse(node.value.value)
+            if _trains_past(script.function_of(node), inner, wrapper):
+                yield _past(node.lineno, wrapper)
+
+
+def _is_inner_module(script: Script, node: ast.AST) -> bool:
+    """Whether an expression is the inner module of a wrapped model, such as `model.module`."""
+    if not isinstance(node, ast.Attribute) or node.attr != "module":
+        return False
+    return ast.unparse(node.value) in script.replicas
+
+
+def _trains_past(function: Function | None, inner: str, wrapper: str) -> bool:
+    """Whether a function that trains calls the inner module of a model, and never its wrapper."""
+    if function is None:
+        return False
+    called = {ast.unparse(call.func) for call in calls_in(function.body)}
+    trains = any(name.endswith(".backward") for name in called)
+    return trains and inner in called and wrapper not in called
 
 
 def _past(line: int, wrapper: str) -> Finding:

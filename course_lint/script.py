@@ -5,9 +5,11 @@ All of it is read off the syntax tree of one file. Names are followed within tha
 
 import ast
 from collections.abc import Iterator
+from typing import NamedTuple
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_NAMES = (ast.Name, ast.Attribute)
 
 # Of torch.distributed: all ranks of a group have to call them.
 COLLECTIVES = {
@@ -22,7 +24,7 @@ _CLEAR = {
     *("broadcast_object_list", "reduce_scatter", "reduce_scatter_tensor", "gather_object"),
     *("all_to_all_single", "monitored_barrier", "wait_for_everyone"),
 }
-_DDP = {"DistributedDataParallel", "DDP"}
+DDP = {"DistributedDataParallel", "DDP"}
 _SHARDED = {"FullyShardedDataParallel", "FSDP", "fully_shard"}
 # What programs call their rank, or the answer to whether they are the first one.
 _RANKS = {
@@ -39,27 +41,40 @@ _TRANSPARENT = {"int", "bool", "len", "range", "list", "tuple", "sorted", "enume
 _NO_RANK = (-1, None)  # what a rank is compared with to ask whether there is a group at all
 
 
+class Meeting(NamedTuple):
+    """A call that all ranks have to make."""
+
+    name: str  # as a reader is told of it
+    call: ast.Call
+
+    @property
+    def line(self) -> int:
+        return self.call.lineno
+
+
 class Script:
     """A parsed script."""
 
     def __init__(self, tree: ast.Module) -> None:
         self.tree = tree
         self.parent: dict[ast.AST, ast.AST] = {}
+        self.functions: dict[str, Function] = {}
+        self.calls: list[ast.Call] = []
         for node in ast.walk(tree):
             for child in ast.iter_child_nodes(node):
                 self.parent[child] = node
-        self.imported = _imported(tree)
-        self.functions = {}
-        for node in ast.walk(tree):
             if isinstance(node, _FUNCTIONS):
                 self.functions[node.name] = node
-        self.calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+            if isinstance(node, ast.Call):
+                self.calls.append(node)
+        self.imported = _imported(tree)
         self.calls_of: dict[str, list[ast.Call]] = {}  # by the last part of the name called
         for call in self.calls:
-            self.calls_of.setdefault(self.last_name(call.func), []).append(call)
+            name = self.last_name(call.func)
+            self.calls_of.setdefault(name, []).append(call)
         self.by_rank = self._names_by_rank()
         self.global_ranks = self._global_ranks()
-        self.replicas = self._names_made_by(_DDP)
+        self.replicas = self._names_made_by(DDP)
         self.shards = self._names_made_by(_SHARDED)
         self.meeting = self._functions_that_meet()
 
@@ -99,18 +114,18 @@ class Script:
         """Whether the script itself joins a group or wraps a model."""
         if self.replicas or self.shards:
             return True
-        names = {self.last_name(call.func) for call in self.calls}
-        return bool(names & {"init_process_group", *_DDP, *_SHARDED})
+        joining = {"init_process_group", *DDP, *_SHARDED}
+        return not joining.isdisjoint(self.calls_of)
 
     def _names_made_by(self, makers: set[str]) -> set[str]:
         names = set()
-        for node in ast.walk(self.tree):
-            call = getattr(node, "value", None)
-            if not isinstance(call, ast.Call) or self.last_name(call.func) not in makers:
+        for call in self.calls:
+            if self.last_name(call.func) not in makers:
                 continue
-            if isinstance(node, ast.Assign):
-                names.update(ast.unparse(target) for target in node.targets)
-            elif isinstance(node, ast.Expr) and call.args:  # in place, as fully_shard does
+            statement = self.parent[call]
+            if isinstance(statement, ast.Assign):
+                names.update(map(ast.unparse, statement.targets))
+            elif isinstance(statement, ast.Expr) and call.args:  # in place, as fully_shard does
                 names.add(ast.unparse(call.args[0]))
         return names
 
@@ -124,27 +139,33 @@ class Script:
             return node.id in self.by_rank or node.id in _RANKS
         if isinstance(node, ast.Attribute):
             return node.attr in _RANKS or ast.unparse(node) in self.by_rank
-        if isinstance(node, ast.Subscript) and self._is_rank_variable(node):
-            return True
-        if isinstance(node, ast.Subscript) and _constant(node.slice) in _RANKS:
-            return True
         if isinstance(node, ast.Call):
-            name = self.last_name(node.func)
-            if name in _ASKS_FOR_RANK or name in _RANKS or self._is_rank_variable(node):
+            return self._returns_by_rank(node)
+        if isinstance(node, ast.Subscript):
+            is_of_rank = _constant(node.slice) in _RANKS
+            if is_of_rank or self._variable_read(node) in _RANK_VARIABLES:
                 return True
-            if name not in _TRANSPARENT:
-                return False
-            return any(self.depends_on_rank(argument) for argument in node.args)
-        return any(self.depends_on_rank(child) for child in ast.iter_child_nodes(node))
+        return any(map(self.depends_on_rank, ast.iter_child_nodes(node)))
 
-    def _is_rank_variable(self, node: ast.AST) -> bool:
-        """Whether this is `os.environ["RANK"]`, `os.getenv("RANK")` or `os.environ.get("RANK")`."""
+    def _returns_by_rank(self, call: ast.Call) -> bool:
+        """Whether what a call returns differs from rank to rank."""
+        name = self.last_name(call.func)
+        if name in _ASKS_FOR_RANK or name in _RANKS:
+            return True
+        if self._variable_read(call) in _RANK_VARIABLES:
+            return True
+        return name in _TRANSPARENT and any(map(self.depends_on_rank, call.args))
+
+    def _variable_read(self, node: ast.Subscript | ast.Call) -> object:
+        """The name in `os.environ["RANK"]`, `os.getenv("RANK")` or `os.environ.get("RANK")`.
+
+        Where no variable of the environment is read, a mark that equals nothing.
+        """
         if isinstance(node, ast.Subscript):
             is_environment = self.last_name(node.value) == "environ"
-            return is_environment and _constant(node.slice) in _RANK_VARIABLES
-        if not node.args or _constant(node.args[0]) not in _RANK_VARIABLES:
-            return False
-        return self.name(node.func).endswith(("environ.get", "getenv"))
+            return _constant(node.slice) if is_environment else ...
+        is_environment = self.name(node.func).endswith(("environ.get", "getenv"))
+        return _constant(node.args[0]) if is_environment and node.args else ...
 
     def _names_by_rank(self) -> set[str]:
         """Names that are only ever given values that depend on the rank."""
@@ -153,19 +174,27 @@ class Script:
         while True:
             names = set()
             for name, values in assigned.items():
-                rank_dependent = [value for value in values if self.depends_on_rank(value)]
-                rest = [value for value in values if value not in rank_dependent]
-                if rank_dependent and all(isinstance(value, ast.Constant) for value in rest):
+                if self._are_by_rank(values):
                     names.add(name)
             if names <= self.by_rank:
                 return self.by_rank
             self.by_rank |= names
 
+    def _are_by_rank(self, values: list[ast.expr]) -> bool:
+        """Whether some of these values depend on the rank, and all others are constants."""
+        some_depend = False
+        for value in values:
+            if self.depends_on_rank(value):
+                some_depend = True
+            elif not isinstance(value, ast.Constant):
+                return False
+        return some_depend
+
     def _global_ranks(self) -> set[str]:
         """Names whose value is the global rank itself, in a script that has several nodes."""
         names = set()
         for name, values in _assignments(self.tree).items():
-            if all(self.is_global_rank(value) for value in values):
+            if all(map(self.is_global_rank, values)):
                 names.add(name)
         return names
 
@@ -173,15 +202,14 @@ class Script:
         """Whether an expression is the global rank, as `dist.get_rank()` is."""
         if isinstance(node, ast.Name):
             return node.id in getattr(self, "global_ranks", set())
+        if not isinstance(node, ast.Subscript | ast.Call):
+            return False
+        if self._variable_read(node) == "RANK":
+            return True
         if isinstance(node, ast.Subscript):
-            is_environment = self.last_name(node.value) == "environ"
-            return is_environment and _constant(node.slice) == "RANK"
-        if not isinstance(node, ast.Call):
             return False
         if self.last_name(node.func) == "int" and len(node.args) == 1:
             return self.is_global_rank(node.args[0])
-        if self.name(node.func).endswith(("environ.get", "getenv")):
-            return bool(node.args) and _constant(node.args[0]) == "RANK"
         return self.name(node.func).endswith(("distributed.get_rank", "dist.get_rank"))
 
     # --- what has to be called by all ranks
@@ -197,15 +225,16 @@ class Script:
             return ""  # of a part of the ranks, which may well be asked for by rank
         if name in COLLECTIVES and self._is_of_torch(call):
             return name
+        is_method = isinstance(call.func, ast.Attribute)
         if name == "backward" and (self.replicas or self.shards):
-            return "backward()" if isinstance(call.func, ast.Attribute) else ""
+            return "backward()" if is_method else ""
         target = ast.unparse(call.func)
         if target in self.replicas or target in self.shards:
             return f"the forward pass of {target}"
         if self._is_sharded_state(call, name):
             return f"{name}() of a sharded model"
-        if isinstance(call.func, ast.Name) and call.func.id in self.meeting:
-            return f"{name}(), which calls {self.meeting[call.func.id]}"
+        if isinstance(call.func, ast.Name) and target in self.meeting:
+            return f"{name}(), which calls {self.meeting[target]}"
         return ""
 
     def _is_of_torch(self, call: ast.Call) -> bool:
@@ -218,8 +247,10 @@ class Script:
     def _is_sharded_state(self, call: ast.Call, name: str) -> bool:
         if name in ("get_model_state_dict", "get_state_dict", "full_optim_state_dict"):
             return bool(self.shards)
-        is_of_shards = isinstance(call.func, ast.Attribute) and name == "state_dict"
-        return is_of_shards and ast.unparse(call.func.value) in self.shards
+        if name != "state_dict" or not isinstance(call.func, ast.Attribute):
+            return False
+        model = ast.unparse(call.func.value)
+        return model in self.shards
 
     def _functions_that_meet(self) -> dict[str, str]:
         """Functions of the script that all ranks have to call, each with the reason."""
@@ -239,13 +270,13 @@ class Script:
         return isinstance(self.parent.get(function), ast.ClassDef)
 
     def _meets_within(self, function: Function) -> str:
-        for node in ast.walk(function):
-            if not isinstance(node, ast.Call) or self.function_of(node) is not function:
+        for meeting in self.meetings_in([function]):
+            if self.function_of(meeting.call) is not function:
                 continue
-            reason = self.meets(node)
-            is_model = reason.startswith(("the forward", "backward"))
-            if reason and not is_model and self.rank_condition(node) is None:
-                return reason.partition("(), which calls ")[2] or reason
+            is_of_model = meeting.name.startswith(("the forward", "backward"))
+            if not is_of_model and self.rank_condition(meeting.call) is None:
+                _caller, _which_calls, reason = meeting.name.partition("(), which calls ")
+                return reason or meeting.name
         return ""
 
     # --- conditions
@@ -259,7 +290,7 @@ class Script:
             is_below_test = isinstance(above, ast.If | ast.IfExp) and child is not above.test
             if is_below_test and self.depends_on_rank(above.test) and not self.is_balanced(above):
                 return above
-            for block in _blocks(above):
+            for block in blocks(above):
                 if child in block:
                     early = self._early_end(child, block)
                     if early is not None:
@@ -281,19 +312,18 @@ class Script:
 
     def is_balanced(self, condition: ast.AST) -> bool:
         """Whether both branches of a condition make the same calls that all ranks have to make."""
-        if not isinstance(condition, ast.If):
+        if not isinstance(condition, ast.If) or not condition.orelse:
             return False
-        return bool(condition.orelse) and self._met_in(condition.body) == self._met_in(
-            condition.orelse
-        )
+        names = [meeting.name for meeting in self.meetings_in(condition.body)]
+        other_names = [meeting.name for meeting in self.meetings_in(condition.orelse)]
+        return names == other_names
 
-    def _met_in(self, block: list[ast.stmt]) -> list[str]:
-        names = []
-        for statement in block:
-            for node in ast.walk(statement):
-                if isinstance(node, ast.Call) and self.meets(node):
-                    names.append(self.meets(node))
-        return names
+    def meetings_in(self, block: list[ast.stmt]) -> Iterator[Meeting]:
+        """The calls in a block that all ranks have to make."""
+        for call in calls_in(block):
+            name = self.meets(call)
+            if name:
+                yield Meeting(name, call)
 
 
 def _asks_whether_there_is_a_group(node: ast.Compare) -> bool:
@@ -307,15 +337,14 @@ def _asks_whether_there_is_a_group(node: ast.Compare) -> bool:
     return isinstance(operator, ast.GtE | ast.Lt) and _constant(value) == 0
 
 
-def _is_minus_one(node: ast.AST) -> bool:
-    return isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub)
-
-
 def _constant(node: ast.AST) -> object:
     """The value of a number, a text or None; a mark that equals nothing for all else."""
-    if _is_minus_one(node) and isinstance(node.operand, ast.Constant):
+    if isinstance(node, ast.Constant):
+        return node.value
+    is_negative = isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub)
+    if is_negative and isinstance(node.operand, ast.Constant):
         return -node.operand.value
-    return node.value if isinstance(node, ast.Constant) else ...
+    return ...
 
 
 def _imported(tree: ast.Module) -> dict[str, str]:
@@ -336,19 +365,27 @@ def _assignments(tree: ast.Module) -> dict[str, list[ast.expr]]:
     """By name, such as `rank` or `args.save`, all values that are assigned to it."""
     values: dict[str, list[ast.expr]] = {}
     for node in ast.walk(tree):
+        targets = []
         if isinstance(node, ast.Assign):
-            for target in node.targets:
-                if isinstance(target, ast.Name | ast.Attribute):
-                    values.setdefault(ast.unparse(target), []).append(node.value)
+            targets = [target for target in node.targets if isinstance(target, _NAMES)]
         elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value:
-            values.setdefault(node.target.id, []).append(node.value)
+            targets = [node.target]
+        for target in targets:
+            values.setdefault(ast.unparse(target), []).append(node.value)
     return values
 
 
-def _blocks(node: ast.AST) -> list[list[ast.stmt]]:
-    blocks = []
+def blocks(node: ast.AST) -> Iterator[list[ast.stmt]]:
+    """The lists of statements that a statement has, such as those below an `if` and its `else`."""
     for name in ("body", "orelse", "finalbody"):
         block = getattr(node, name, None)
         if isinstance(block, list):
-            blocks.append(block)
-    return blocks
+            yield block
+
+
+def calls_in(block: list[ast.stmt]) -> Iterator[ast.Call]:
+    """All calls in a list of statements."""
+    for statement in block:
+        for node in ast.walk(statement):
+            if isinstance(node, ast.Call):
+                yield node

@@ -34,10 +34,12 @@ def ask(prediction: "Prediction") -> None:
 
     def take(answer: Any) -> None:
         prediction.answer = answer
-        noted.value = f"Noted: <b>{html.escape(str(answer))}</b>. Run the next cells to see."
+        answered = f"<b>{html.escape(str(answer))}</b>"
+        noted.value = f"Noted: {answered}. Run the next cells to see."
+        form.keep(f"{html.escape(prediction.question)}: you predicted {answered}")
 
     display(HTML(f'<a id="{anchor(prediction.question)}"></a>'))
-    _show(_form(prediction, take), noted, prediction.question)
+    form = _show(_form(prediction, take), noted, prediction.question)
 
 
 def ask_before_showing(prediction: "Prediction", compare: Callable[[], str]) -> None:
@@ -55,13 +57,15 @@ def ask_before_showing(prediction: "Prediction", compare: Callable[[], str]) -> 
 
     def show(*_: object) -> None:
         line.value = f"<pre>{html.escape(compare())}</pre>"
+        form.keep(line.value)
 
     def take(answer: Any) -> None:
         prediction.answer = answer
         show()
 
     show_anyway.on_click(show)
-    _show([*_form(prediction, take), show_anyway], line, prediction.question)
+    inputs = [*_form(prediction, take), show_anyway]
+    form = _show(inputs, line, prediction.question)
 
 
 def _form(prediction: "Prediction", take: Callable[[Any], None]) -> list[Any]:
@@ -107,13 +111,30 @@ def parsed(text: str) -> Any:
         return text.strip()
 
 
-def _show(inputs: list[Any], result: Any, question: str) -> None:
+def _show(inputs: list[Any], result: Any, question: str) -> Any:
+    """Display a form: a widget whose `keep(text)` says what is left of it in a saved notebook.
+
+    A widget ends with its kernel, and JupyterLab then shows an error in its place. The text in HTML
+    stands beside it, so the file can do without the widget (`course_saving.keep_pictures`).
+    """
     from IPython.display import display
     from ipywidgets import HBox, Label, Layout, VBox
 
+    class Form(VBox):
+        left = f"{html.escape(question)}: run this cell to answer"
+
+        def keep(self, text: str) -> None:
+            self.left = text
+            display(self, display_id=self.model_id, update=True)
+
+        def _repr_mimebundle_(self, **options: Any) -> dict[str, Any]:
+            return {**super()._repr_mimebundle_(**options), "text/html": self.left}
+
     label = Label(f"{question}:")
     row = HBox([label, *inputs], layout=Layout(flex_flow="row wrap"))
-    display(VBox([row, result]))
+    form = Form([row, result])
+    display(form, display_id=form.model_id)
+    return form
 
 
 def anchor(question: str) -> str:

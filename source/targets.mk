@@ -65,8 +65,8 @@ look: .venv/.ready ## run a lesson in JupyterLab and take pictures of it: make l
 site: .venv/.site ## the course as a web site, in build/site/html: make site pdf=1 repository=OWNER/NAME
 	@$(RUN) -m course_tools.site.website $(if $(repository),--repository $(repository)) $(if $(pdf),--pdf)
 
-slides: .venv/.ready ## chapters as slides: make slides to=FOLDER only=03 lang=zh
-	@$(RUN) -m course_tools.slides.build --to "$(or $(to),$(error say where: make slides to=FOLDER))" $(only)
+slides: .venv/.ready ## chapters as slides, in build/slides: make slides to=FOLDER only=03 lang=zh
+	@$(RUN) -m course_tools.slides.build --to "$(or $(to),build/slides)" $(only)
 
 wheel: .venv/.ready ## the course as one file that pip installs anywhere, with lessons and labs, in build/wheel
 	@$(RUN) -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir build/wheel .
@@ -77,22 +77,26 @@ soak: .venv/.ready ## a thousand launches in one kernel: is anything left behind
 	@$(RUN) -m pytest -m soak
 
 .venv/.bench: .venv/.ready
-	@$(PIP) -e '.[bench]'
+	@echo "Installing what 'make bench' needs (once) ..."
+	@$(PIP) -e '.[bench]' | $(SHOWN) || $(FAILED)
 	@touch $@
 
 # What chapters 09 and 10 need beside the rest.
 .venv/.extras: .venv/.ready
-	@$(PIP) -e '.[keras,cluster]'
+	@echo "Installing Keras and Ray for chapters 10 and 09 (once) ..."
+	@$(PIP) -e '.[keras,cluster]' | $(SHOWN) || $(FAILED)
 	@touch $@
 
 # Sphinx, which makes pages of notebooks; course_tools.site.website fetches Pyodide itself.
 .venv/.site: .venv/.ready
-	@$(PIP) -e '.[site]'
+	@echo "Installing Sphinx (once) ..."
+	@$(PIP) -e '.[site]' | $(SHOWN) || $(FAILED)
 	@touch $@
 
 # A learner's JupyterLab stays as it is: what nbgrader would add to it is switched off.
 .venv/.teach: .venv/.ready
-	@$(PIP) -e '.[teach]'
+	@echo "Installing nbgrader (once) ..."
+	@$(PIP) -e '.[teach]' | $(SHOWN) || $(FAILED)
 	@.venv/bin/jupyter-labextension disable --level=sys_prefix \
 		@jupyter/nbgrader @jupyter-notebook/lab-extension 2>/dev/null
 	@.venv/bin/jupyter-server extension disable --sys-prefix notebook \

@@ -12,7 +12,7 @@ import linecache
 import os
 import symtable
 from collections.abc import Callable, Iterator, Mapping, Set
-from typing import Any
+from typing import Any, NamedTuple
 
 from IPython.display import display
 
@@ -30,28 +30,41 @@ class StandIn:
     """What has an answer's name in the kernel; in a rank, calling it calls the answer."""
 
     def __init__(self, name: str, label: str, answers: "Answers") -> None:
-        self.__name__, self.label, self.answers = name, label, answers
+        self.__name__ = name
+        self.label = label
+        self.answers = answers
         self.__globals__ = answers.names  # as a function has them: `Watch` looks there
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         """Call the answer."""
-        self.answers.load(self.label)
-        found = self.answers.names[self.__name__]
-        if found is self:
+        function = self._loaded()
+        if function is self:
             missing = NameError(f"the answer defines no {self.__name__}")
             raise self.answers.failed.get(self.label, missing)
-        return found(*args, **options)
+        return function(*args, **options)
+
+    def _loaded(self) -> Any:
+        """What has the name once the answer was run: this stand-in still, if it defines nothing."""
+        self.answers.load(self.label)
+        return self.answers.names[self.__name__]
 
     @property
     def __signature__(self) -> inspect.Signature:
         """The answer's own, for checks that ask which arguments it has; only in a rank."""
-        if os.getpid() == self.answers.kernel:
+        if os.getpid() == self.answers.kernel_pid:
             raise AttributeError("no answer is run in the kernel")
-        self.answers.load(self.label)
-        found = self.answers.names[self.__name__]
-        if found is self:
+        function = self._loaded()
+        if function is self:
             raise AttributeError(f"the answer defines no {self.__name__}")
-        return inspect.signature(found)
+        return inspect.signature(function)
+
+
+class LastCheck(NamedTuple):
+    """What `require` asks about."""
+
+    fn: Callable | None
+    options: dict[str, Any]  # of `check`
+    outcome: Outcome
 
 
 class Answers:
@@ -62,11 +75,12 @@ class Answers:
     """
 
     def __init__(self, names: dict[str, Any]) -> None:
-        self.names, self.kernel = names, os.getpid()
-        self.texts: dict[str, str] = {}
-        self.failed: dict[str, BaseException] = {}
-        self.loaded: set[str] = set()
-        self.last: tuple[Callable | None, dict[str, Any], Outcome] | None = None
+        self.names = names
+        self.kernel_pid = os.getpid()
+        self.texts: dict[str, str] = {}  # by label
+        self.failed: dict[str, BaseException] = {}  # by label
+        self.loaded: set[str] = set()  # labels
+        self.last_check: LastCheck | None = None
 
     def add(self, label: str, text: str, functions: list[str], values: list[str]) -> None:
         """Keep an answer's text, with a stand-in for every function that it has to define.
@@ -92,19 +106,25 @@ class Answers:
 
         One that ends whoever runs it does no harm to the others. Without a label, run all.
         """
-        if os.getpid() == self.kernel:
+        if os.getpid() == self.kernel_pid:
             raise RuntimeError("an answer is run by ranks only, not by the kernel that judges")
-        given = {name for name, value in self.names.items() if not isinstance(value, StandIn)}
-        wanted = needed(label, self.texts, given) if label else self.texts.keys()
-        for name in [name for name in self.texts if name in wanted - self.loaded]:
-            self.loaded.add(name)
-            if error := run_statements(self.texts[name], file_of(name), self.names):
-                self.failed[name] = error
+        wanted = set(self.texts)
+        if label:
+            given = {name for name, value in self.names.items() if not isinstance(value, StandIn)}
+            wanted = needed(label, self.texts, given)
+        for known_label, text in self.texts.items():
+            if known_label not in wanted or known_label in self.loaded:
+                continue
+            self.loaded.add(known_label)
+            error = run_statements(text, file_of(known_label), self.names)
+            if error:
+                self.failed[known_label] = error
 
     def check(self, fn: Callable | None, **options: Any) -> Outcome:
         """As `check`, and remember it for `require`."""
-        outcome = check(_Loading(fn, self) if callable(fn) else fn, **options)
-        self.last = fn, options, outcome
+        judged = _Loading(fn, self) if callable(fn) else fn
+        outcome = check(judged, **options)
+        self.last_check = LastCheck(fn, options, outcome)
         return outcome
 
 
@@ -127,38 +147,43 @@ def run_statements(text: str, file: str, names: dict[str, Any]) -> BaseException
         statements = ast.parse(text, file).body
     except (SyntaxError, ValueError, RecursionError) as error:
         return error
-    first = None
-    futures = [one for one in statements if isinstance(one, ast.ImportFrom)]
-    futures = [one for one in futures if one.module == "__future__"]
+    first_error = None
+    future_imports = []  # they hold for all statements, each of which is compiled by itself
     for statement in statements:
-        module = ast.Module([*futures, statement], [])
+        if isinstance(statement, ast.ImportFrom) and statement.module == "__future__":
+            future_imports.append(statement)
+    for statement in statements:
+        module = ast.Module([*future_imports, statement], [])
         try:
             exec(compile(module, file, "exec", dont_inherit=True), names)
         except BaseException as error:  # a SystemExit, too: what follows may still be right
-            first = first or error
-    return first
+            first_error = first_error or error
+    return first_error
 
 
 class _Loading:
     """An answer, or what a lab has wrapped around it, called in a rank where all texts have run."""
 
     def __init__(self, fn: Callable, answers: Answers) -> None:
-        self.__wrapped__ = self.fn = fn
-        self.answers, self.__name__ = answers, getattr(fn, "__name__", "answer")
+        self.__wrapped__ = fn
+        self.__name__ = getattr(fn, "__name__", "answer")
+        self.answers = answers
 
     def __call__(self, *args: Any) -> Any:
         """Call it."""
-        self.answers.load(getattr(inspect.unwrap(self.fn), "label", None))
-        return self.fn(*args)
+        answer = inspect.unwrap(self.__wrapped__)
+        self.answers.load(getattr(answer, "label", None))
+        return self.__wrapped__(*args)
 
 
-_begun: list[Answers] = []
+_answers: Answers | None = None  # of the notebook that is graded
 
 
 def begin(names: dict[str, Any]) -> None:
     """From now on `course_utils.check` expects answers as text."""
-    _begun[:] = [Answers(names)]
-    course_utils.check = _begun[0].check
+    global _answers
+    _answers = Answers(names)
+    course_utils.check = _answers.check
     transport.Unpickler = careful.Unpickler
 
 
@@ -167,7 +192,7 @@ def answer(label: str, text: str, functions: list[str], values: list[str]) -> No
 
     Where the kernel had the teacher's text, its ranks would have it too.
     """
-    _begun[0].add(label, text, functions, values)
+    _answers.add(label, text, functions, values)
 
 
 def require(**more: Any) -> None:
@@ -180,18 +205,18 @@ def require(**more: Any) -> None:
         CheckFailed: It has not.
         RuntimeError: This kernel has run the answers itself.
     """
-    if not _begun or not (last := _begun[0].last):
+    last_check = _answers.last_check if _answers else None
+    if last_check is None:
         raise RuntimeError(
             "grade in the folder that `make handout` has made: see teaching/README.md"
         )
-    fn, options, outcome = last
-    _begun[0].last = None  # what is required next has to be checked before
-    display(outcome)
-    outcome.require()
+    _answers.last_check = None  # what is required next has to be checked before
+    display(last_check.outcome)
+    last_check.outcome.require()
     if more:
-        again = _begun[0].check(fn, **options | more)
-        display(again)
-        again.require()
+        outcome = _answers.check(last_check.fn, **last_check.options | more)
+        display(outcome)
+        outcome.require()
     display({"text/plain": "all points"}, raw=True, metadata=PROOF)
 
 
@@ -203,8 +228,9 @@ def bound(text: str) -> tuple[list[str], list[str]]:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             functions.append(node.name)
         elif isinstance(node, ast.Assign):
-            inside = [part for target in node.targets for part in ast.walk(target)]
-            values += [part.id for part in inside if isinstance(part, ast.Name)]
+            for target in node.targets:  # such as x, and x, (y, z)
+                names = [part for part in ast.walk(target) if isinstance(part, ast.Name)]
+                values += [name.id for name in names]
     return functions, values
 
 
@@ -213,30 +239,52 @@ def needed(label: str, texts: Mapping[str, str], given: Set[str] = frozenset()) 
 
     What is given, such as a module that the lab has imported, needs none of them.
     """
-    known = {name: binds_and_uses(text) for name, text in texts.items()}
-    found = {name for name, text in texts.items() if "import *" in text} | {label}
+    names_by_label = {}
+    labels = {label}
+    for other_label, other_text in texts.items():
+        names_by_label[other_label] = binds_and_uses(other_text)
+        if "import *" in other_text:  # which may bind anything
+            labels.add(other_label)
     while True:
-        uses = set().union(*(known[name][1] - known[name][0] for name in found)) - given
-        more = {name for name, (binds, _) in known.items() if binds & uses} - found
-        if not more:
-            return found
-        found |= more
+        wanted: set[str] = set()
+        for known_label in labels:
+            names = names_by_label[known_label]
+            wanted |= names.used - names.bound - given
+        binding = {known for known, names in names_by_label.items() if names.bound & wanted}
+        if binding <= labels:
+            return labels
+        labels |= binding
 
 
-def binds_and_uses(text: str) -> tuple[set[str], set[str]]:
+class Names(NamedTuple):
+    """The global names of a cell."""
+
+    bound: set[str]
+    used: set[str]
+
+
+def binds_and_uses(text: str) -> Names:
     """The global names that a cell binds, and those that it uses."""
+    names = Names(set(), set())
     try:
-        tables = list(_tables(symtable.symtable(text, "<answer>", "exec")))
+        module = symtable.symtable(text, "<answer>", "exec")
     except (SyntaxError, ValueError, RecursionError):  # it will fail when it is run, and say why
-        return set(), set()
-    symbols = [(table is tables[0], one) for table in tables for one in table.get_symbols()]
-    own = [(top, one) for top, one in symbols if top or one.is_global()]
-    binds = {one.get_name() for _, one in own if one.is_assigned() or one.is_imported()}
-    binds |= {one.get_name() for top, one in own if top and one.is_namespace()}
-    return binds, {one.get_name() for _, one in own if one.is_referenced()}
+        return names
+    for table in _tables(module):
+        for symbol in table.get_symbols():
+            is_of_module = table is module
+            if not is_of_module and not symbol.is_global():
+                continue
+            is_bound = symbol.is_assigned() or symbol.is_imported()
+            if is_bound or (is_of_module and symbol.is_namespace()):
+                names.bound.add(symbol.get_name())
+            if symbol.is_referenced():
+                names.used.add(symbol.get_name())
+    return names
 
 
 def _tables(table: symtable.SymbolTable) -> Iterator[symtable.SymbolTable]:
+    """A table of symbols, and those of all functions and classes in it."""
     yield table
     for child in table.get_children():
         yield from _tables(child)

@@ -83,13 +83,13 @@ def lab(target: build.Target) -> Lab:
     by_hand: dict[str, float] = {}
     prose = ""
     for cell, stub in zip(teachers.cells, learners.cells, strict=True):
-        about = cell.metadata.get("nbgrader")
+        metadata = cell.metadata.get("nbgrader")
         if cell.cell_type == "code":
             cells.append(learner_cells.for_the_judge(cell, stub.id))
-            if about.grade:
-                points[about.grade_id] = float(about.points)
-        elif about:
-            by_hand[about.grade_id] = float(about.points)
+            if metadata.grade:
+                points[metadata.grade_id] = float(metadata.points)
+        elif metadata:
+            by_hand[metadata.grade_id] = float(metadata.points)
             prose = stub.id
     return Lab(target.built.stem, cells, points, by_hand, prose)
 
@@ -196,23 +196,35 @@ def grade(judge: Judge, work: Work, folder: Path, again: bool) -> str:
     if not again and path.exists() and json.loads(path.read_text())["digest"] == digest:
         return ""
     verdicts = judged(judge, work.lab, learners)
-    points, texts, words = {}, {}, []
-    for name, most in work.lab.points.items():
-        points[name] = most if verdicts[name]["passed"] else 0.0
-        texts[name] = verdicts[name]["text"]
-        words.append(f"{export.exercise(name)}: {points[name]:g} of {most:g}\n{texts[name]}\n")
+    points = _write_verdicts(path, digest, work.lab, verdicts)
+    sums = f"{points:g} of {sum(work.lab.points.values()):g}"
+    seconds = time.monotonic() - begun
+    return f"{work.who} {work.lab.slug}: {sums} in {seconds:.1f} s"
+
+
+def _write_verdicts(
+    path: Path, digest: str, lab: Lab, verdicts: dict[str, dict[str, Any]]
+) -> float:
+    """Write what was found, for the tables as JSON and for a person as text; returns the points."""
+    points = {}
+    texts = {}
+    paragraphs = []
+    for check, most in lab.points.items():
+        verdict = verdicts[check]
+        points[check] = most if verdict["passed"] else 0.0
+        texts[check] = verdict["text"]
+        headline = f"{export.exercise(check)}: {points[check]:g} of {most:g}"
+        paragraphs.append(f"{headline}\n{texts[check]}\n")
     result = {
         "digest": digest,
         "points": points,
-        "of": work.lab.points,
-        "by_hand": work.lab.by_hand,
+        "of": lab.points,
+        "by_hand": lab.by_hand,
         "said": texts,
     }
     path.write_text(json.dumps(result, indent=1))
-    path.with_suffix(".txt").write_text("\n".join(words))
-    sums = f"{sum(points.values()):g} of {sum(work.lab.points.values()):g}"
-    seconds = time.monotonic() - begun
-    return f"{work.who} {work.lab.slug}: {sums} in {seconds:.1f} s"
+    path.with_suffix(".txt").write_text("\n".join(paragraphs))
+    return sum(points.values())
 
 
 def _write_texts(work: Work, answers: dict[str, str], graded: Path) -> None:

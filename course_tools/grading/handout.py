@@ -21,6 +21,7 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import nbformat
 from nbformat import NotebookNode
@@ -41,7 +42,8 @@ LEARNERS = (
     "course_utils", "course_material", "course_checks", "course_cluster", "course_challenge",
     "course_lessons", "course_lint", "course_museum", "course_testing", "course_tools",
     "notebooks", "exercises",
-    "ddp_course.py", "Makefile", "README.md", "LICENSE", "pyproject.toml", "constraints.txt",
+    "ddp_course.py", "Makefile", "README.md", "README.zh.md", "LICENSE", "CITATION.cff",
+    "pyproject.toml", "constraints.txt",
     "environment.yml", ".gitignore", "source/articles.toml", "source/devices.toml", "source/zh",
     "source/pictures",
 )  # fmt: skip
@@ -52,11 +54,16 @@ HELPERS = (
     "kernels", "leavings", "mnist_files", "queues", "recordings", "spent", "stalls", "warm_kernels",
 )  # fmt: skip
 MORE_HELPERS = "pretended_driver.c", "startup"
-# What documents say of files that learners do not have.
+# What documents, English and Chinese, say of files and commands that learners do not have.
 WITHHELD = (
-    (r"(?m)^    make test .*\n", ""),
-    (r" The answers are in `solutions/`\.", ""),
+    r"(?m)^    make test .*\n",
+    r" The answers are in `solutions/`\.",
+    r"(?m)^- .*\]\(teaching/.*\n",
+    r"(?m)^\| .*`make gpu`.*\n",
+    r"[^.。]*\]\(teaching/install\.md\)[^.。]*[.。]",
+    r"(?m)[^.。\n]*\[CONTRIBUTING\.md\]\(.*\]\(CHANGELOG\.md\)[^.。\n]*[.。]",
 )
+LOCAL_LINK = re.compile(r"\[(?P<words>[^]]+)\]\((?P<target>(?!https?:|#)[^)#]+)[^)]*\)")
 BY_HAND = "conclusion"  # the tag of a cell of prose
 LEFT = "__pycache__", ".ipynb_checkpoints", "zh"  # what is built in Chinese is built anew
 AFTERWARDS = "teaching/README.md says what to do there"
@@ -72,16 +79,18 @@ configure(get_config(), pathlib.Path(__file__).resolve().parent)
 
 def checked(text: str) -> str | None:
     """The name of the answer that a cell checks in its last line, or None."""
-    last = (ast.parse(text).body or [None])[-1]
-    call = last.value if isinstance(last, ast.Expr) else None
+    statements = ast.parse(text).body
+    if not statements or not isinstance(statements[-1], ast.Expr):
+        return None
+    call = statements[-1].value
     while isinstance(call, ast.Call) and call.args:
         if isinstance(call.func, ast.Name) and call.func.id == "check":
-            return _name(call.args[0])
+            return _answer_name(call.args[0])
         call = call.func
     return None
 
 
-def _name(node: ast.expr) -> str:
+def _answer_name(node: ast.expr) -> str:
     """The answer in `check(answer)` and in `check(saving(answer))`."""
     while isinstance(node, ast.Call) and node.args:
         node = node.args[0]
@@ -96,41 +105,75 @@ def graded(notebook: NotebookNode) -> NotebookNode:
     Raises:
         BuildError: It cannot be graded; the message says why.
     """
-    names = set()
+    grade_ids = set()
     for cell in notebook.cells:
-        about = {"grade": False, "solution": False, "locked": True, "task": False}
-        about |= {"schema_version": 3, "grade_id": f"cell-{cell.id}"}
         tags = cell.metadata.get("tags", [])
-        points = _numbers("points", tags)
         if cell.cell_type != "code":
-            if BY_HAND in tags:  # both graded and an answer: nbgrader leaves it to a person
-                about |= {"grade": True, "solution": True, "locked": False, "grade_id": BY_HAND}
-                cell.metadata.nbgrader = about | {"points": (points or [0])[0]}
+            if BY_HAND in tags:
+                cell.metadata.nbgrader = _metadata_by_hand(tags)
             continue
         cell.metadata.pop("tags", None)
-        name = checked(cell.source)
-        if "### BEGIN SOLUTION" in cell.source:
-            about |= {"solution": True, "locked": False}
-            functions, values = bound(cell.source)
-            about["grade_id"] = f"answer-{(values or functions)[0]}"
-        elif name:
-            about |= {"grade": True, "grade_id": f"check-{name}", "points": (points or [1])[0]}
-            sizes = _numbers("hidden", tags)
-            cell.source += HIDDEN.format(more=f"world_sizes={tuple(sizes)}" if sizes else "")
-        elif points:
-            where = f"belongs to the cell with the check, not to\n{cell.source}"
-            raise BuildError(f"points-{points[0]} {where}")
-        if about["grade_id"] in names:
-            raise BuildError(f"there are two cells {about['grade_id']}")
-        names.add(about["grade_id"])
-        cell.metadata.nbgrader = about
+        cell.metadata.nbgrader = _metadata_of_code(cell, tags)
+        grade_id = cell.metadata.nbgrader["grade_id"]
+        if grade_id in grade_ids:
+            raise BuildError(f"there are two cells {grade_id}")
+        grade_ids.add(grade_id)
+        if cell.metadata.nbgrader["grade"]:
+            sizes = tuple(_numbers("hidden", tags))
+            more = f"world_sizes={sizes}" if sizes else ""
+            cell.source += HIDDEN.format(more=more)
     return notebook
+
+
+def _metadata_by_hand(tags: list[str]) -> dict[str, Any]:
+    """nbgrader's metadata of prose that a person marks: it is both graded and an answer."""
+    points = _numbers("points", tags) or [0]
+    return {
+        "schema_version": 3,
+        "grade_id": BY_HAND,
+        "grade": True,
+        "solution": True,
+        "locked": False,
+        "task": False,
+        "points": points[0],
+    }
+
+
+def _metadata_of_code(cell: NotebookNode, tags: list[str]) -> dict[str, Any]:
+    """nbgrader's metadata of a code cell: an answer, a check, or one that nobody changes."""
+    metadata = {
+        "schema_version": 3,
+        "grade_id": f"cell-{cell.id}",
+        "grade": False,
+        "solution": False,
+        "locked": True,
+        "task": False,
+    }
+    points = _numbers("points", tags)
+    checked_name = checked(cell.source)
+    if "### BEGIN SOLUTION" in cell.source:
+        functions, values = bound(cell.source)
+        names = values or functions
+        metadata["grade_id"] = f"answer-{names[0]}"
+        metadata["solution"] = True
+        metadata["locked"] = False
+    elif checked_name:
+        metadata["grade_id"] = f"check-{checked_name}"
+        metadata["grade"] = True
+        metadata["points"] = points[0] if points else 1
+    elif points:
+        where = f"belongs to the cell with the check, not to\n{cell.source}"
+        raise BuildError(f"points-{points[0]} {where}")
+    return metadata
 
 
 def _numbers(kind: str, tags: list[str]) -> list[int]:
     """Those of the tag `kind-1-2-3`."""
-    found = [tag for tag in tags if re.fullmatch(rf"{kind}(-\d+)+", tag)]
-    return [int(number) for tag in found for number in tag.split("-")[1:]]
+    numbers = []
+    for tag in tags:
+        if re.fullmatch(rf"{kind}(-\d+)+", tag):
+            numbers += [int(number) for number in tag.split("-")[1:]]
+    return numbers
 
 
 def labs_of(root: Path, names: Sequence[str] = ()) -> list[build.Target]:
@@ -139,16 +182,16 @@ def labs_of(root: Path, names: Sequence[str] = ()) -> list[build.Target]:
     Raises:
         BuildError: There is no such lab.
     """
-    labs = [t for t in build.targets(root) if t.built.parent.name == "solutions"]
+    labs = [lab for lab in build.targets(root) if lab.built.parent.name == "solutions"]
     chosen = []
     for name in names:
         number = name.removeprefix("lab_")
         begin = f"{number.zfill(2)}_" if number.isdigit() else number
-        found = [target for target in labs if target.built.stem.startswith(begin)]
-        if not found:
-            known = ", ".join(target.built.stem for target in labs)
+        of_that_name = [lab for lab in labs if lab.built.stem.startswith(begin)]
+        if not of_that_name:
+            known = ", ".join(lab.built.stem for lab in labs)
             raise BuildError(f"no lab is called {name}; there are: {known}")
-        chosen += found
+        chosen += of_that_name
     return chosen or labs
 
 
@@ -184,7 +227,7 @@ def private(folder: Path) -> Iterator[None]:
 
 
 def withheld(root: Path, folder: Path) -> list[str]:
-    """Copy what learners need of the course, and no solutions; returns what was copied."""
+    """Copy what learners need of the course, and no solutions; returns what it is."""
     names = [*LEARNERS, *(f"tests/{name}" for name in TESTS)]
     names += [f"tests/helpers/{name}.py" for name in HELPERS]
     names += [f"tests/helpers/{name}" for name in MORE_HELPERS]
@@ -203,18 +246,19 @@ def withheld(root: Path, folder: Path) -> list[str]:
     for path in (folder, *folder.rglob("*")):  # others are to read it, whatever the umask is
         runs = path.is_dir() or path.stat().st_mode & 0o100
         path.chmod(0o755 if runs else 0o644)
-    return sorted({name.split("/")[0] for name in names})
+    return ["the course without its solutions"]
 
 
 def _for_learners(text: str, path: Path) -> str:
     """A document without what learners do not have, and without links to it."""
-    for words, instead in WITHHELD:
-        text = re.sub(words, instead, text)
-    return re.sub(
-        r"\[([^]]+)\]\(((?!https?:|#)[^)#]+)[^)]*\)",
-        lambda link: link[0] if (path.parent / link[2]).exists() else link[1],
-        text,
-    )
+    for words in WITHHELD:
+        text = re.sub(words, "", text)
+
+    def without_dead_link(link: re.Match[str]) -> str:
+        target = path.parent / link["target"]
+        return link[0] if target.exists() else link["words"]
+
+    return LOCAL_LINK.sub(without_dead_link, text)
 
 
 def main(argv: list[str] | None = None) -> int:

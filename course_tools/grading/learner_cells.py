@@ -57,15 +57,17 @@ def for_the_judge(cell: NotebookNode, exercise_id: str) -> dict[str, Any]:
         cell: One with nbgrader's metadata.
         exercise_id: The id of the same cell in the exercise, where its solution is cut out.
     """
-    about = cell.metadata.nbgrader
-    entry = {"name": about.grade_id, "id": exercise_id, "kind": "other", "text": cell.source}
-    if about.solution:
+    metadata = cell.metadata.nbgrader
+    lab_cell = {"name": metadata.grade_id, "id": exercise_id, "text": cell.source, "kind": "other"}
+    if metadata.solution:
         functions, values = bound(cell.source)
-        entry |= {"kind": "answer", "functions": functions, "values": values}
-        entry["text"] = cut_solution(cell.source)
-    elif about.grade:
-        entry["kind"] = "check"
-    return entry
+        lab_cell["kind"] = "answer"
+        lab_cell["text"] = cut_solution(cell.source)
+        lab_cell["functions"] = functions
+        lab_cell["values"] = values
+    elif metadata.grade:
+        lab_cell["kind"] = "check"
+    return lab_cell
 
 
 def written(path: Path, lab_cells: list[dict[str, Any]]) -> Written:
@@ -87,42 +89,54 @@ def written_in(
     """As `written`, of a notebook that has been read; `name` is what an error calls it."""
     cells = list(code_cells(notebook, name))
     lab = Lab(lab_cells)
-    places = [lab.place_of(cell) for cell in cells]
+    # By index of the learner's cell, the index of the lab's cell that it is a copy of.
+    lab_index_of = [lab.index_of(cell) for cell in cells]
     answers = {}
-    used = set()
-    for number, answer in lab.answers.items():
-        chosen = _cells_of_answer(number, answer, lab, cells, places)
-        if chosen:
-            answers[answer["name"]] = "\n".join(cells[place].text for place in chosen)
-            used.update(chosen)
-            places[chosen[0]] = number  # what stands above it is above it in the lab, too
+    answer_indices: set[int] = set()
+    for lab_index, answer in lab.answers.items():
+        indices = _cells_of_answer(lab_index, answer, lab, cells, lab_index_of)
+        if indices:
+            texts = [cells[index].text for index in indices]
+            answers[answer["name"]] = "\n".join(texts)
+            answer_indices.update(indices)
+            lab_index_of[indices[0]] = lab_index  # what stands above it is above it in the lab, too
     others = {}
-    for place, cell in enumerate(cells):
-        text = "" if place in used else lab.new_definitions(cell.text)
+    for index, cell in enumerate(cells):
+        if index in answer_indices:
+            continue
+        text = lab.new_definitions(cell.text)
         if text:
-            before = lab.next_cell(places[place + 1 :])
-            others[f"code cell {place + 1}"] = before, text
+            before = lab.first_cell(lab_index_of[index + 1 :])
+            others[f"code cell {index + 1}"] = before, text
     remarks = [] if answers else [NO_CELL]
     return Written(answers, others, remarks + lab.other_version(notebook))
 
 
 def to_judge(lab_cells: list[dict[str, Any]], learners: Written) -> list[dict[str, Any]]:
     """The lab's cells with a learner's answers in them, and before them what else was written."""
-    filled = []
-    for cell in [*lab_cells, {"name": ""}]:
-        for name, (before, text) in learners.others.items():
-            if before == cell["name"]:
-                own = {"name": name, "kind": "answer", "text": text}
-                filled.append(own | {"functions": [], "values": []})
-        if cell["name"]:
-            filled.append(cell | {"text": learners.answers.get(cell["name"], cell["text"])})
-    return filled
+    cells = []
+    for lab_cell in lab_cells:
+        name = lab_cell["name"]
+        cells += _others_before(name, learners)
+        text = learners.answers.get(name, lab_cell["text"])
+        cells.append({**lab_cell, "text": text})
+    return cells + _others_before("", learners)
+
+
+def _others_before(lab_cell_name: str, learners: Written) -> list[dict[str, Any]]:
+    """What else was written above a cell of the lab; with an empty name, below all of them."""
+    cells = []
+    for name, (before, text) in learners.others.items():
+        if before == lab_cell_name:
+            cell = {"name": name, "kind": "answer", "text": text, "functions": [], "values": []}
+            cells.append(cell)
+    return cells
 
 
 def read(path: Path) -> dict[str, Any]:
     """A notebook as it stands in its file; ValueError says why it is none."""
-    about = path.lstat()
-    if not stat.S_ISREG(about.st_mode) or about.st_size > LARGEST_MB << 20:
+    status = path.lstat()
+    if not stat.S_ISREG(status.st_mode) or status.st_size > LARGEST_MB << 20:
         raise ValueError(f"{path.name} is no plain file of at most {LARGEST_MB} MB")
     content = path.read_bytes()
     try:
@@ -148,35 +162,41 @@ def code_cells(notebook: dict[str, Any], name: str) -> Iterator[Cell]:
     """The code cells of a notebook, of nbformat 3 as well; ValueError if it has no list of them."""
     try:
         sheets = notebook.get("worksheets") or [notebook]
-        cells = [cell for sheet in sheets for cell in sheet["cells"]]
-        code = [cell for cell in cells if cell["cell_type"] == "code"]
+        cells = []
+        for sheet in sheets:
+            cells += [cell for cell in sheet["cells"] if cell["cell_type"] == "code"]
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{name} is no notebook: {type(error).__name__}") from None
-    for cell in code:
+    for cell in cells:
         source = cell.get("source", cell.get("input", ""))
-        text = "".join(map(str, source)) if isinstance(source, list) else str(source)
-        metadata = cell.get("metadata")
-        graded = metadata.get("nbgrader") if isinstance(metadata, dict) else None
-        graded = graded if isinstance(graded, dict) else {}
-        ids = graded.get("grade_id"), cell.get("id")
-        yield Cell(tuple(own for own in ids if isinstance(own, str)), as_python(text))
+        if isinstance(source, list):
+            source = "".join(map(str, source))
+        nbgrader = _dict_in(cell.get("metadata"), "nbgrader")
+        ids = []
+        for cell_id in (nbgrader.get("grade_id"), cell.get("id")):
+            if isinstance(cell_id, str):
+                ids.append(cell_id)
+        yield Cell(tuple(ids), as_python(str(source)))
+
+
+def _dict_in(metadata: Any, key: str) -> dict[str, Any]:
+    """A dictionary in metadata; an empty one if there is none, or the metadata is no dictionary."""
+    value = metadata.get(key) if isinstance(metadata, dict) else None
+    return value if isinstance(value, dict) else {}
 
 
 def as_python(text: str) -> str:
     """A cell without IPython's own lines, its line numbers as they were."""
     text = text.replace("\r\n", "\n")
-    first, _, rest = text.lstrip().partition("\n")
-    if first.startswith("%%"):
-        if not PYTHON_MAGICS.match(first):
+    first_line, _, lines_below = text.lstrip().partition("\n")
+    if first_line.startswith("%%"):
+        if not PYTHON_MAGICS.match(first_line):
             return ""  # a shell script, a page, a file to be written
-        blank = "\n" * (len(text[: len(text) - len(text.lstrip())].splitlines()) + 1)
-        text = blank + rest
-    return SHELL_LINE.sub(_nothing, text)
-
-
-def _nothing(line: re.Match[str]) -> str:
-    """What a line such as `%matplotlib inline` or `!pip list` does to names: nothing."""
-    return f"{line['indent']}pass"
+        blank_start = text[: len(text) - len(text.lstrip())]
+        lines_above = len(blank_start.splitlines()) + 1
+        text = "\n" * lines_above + lines_below
+    # A line such as `%matplotlib inline` or `!pip list` does nothing to names.
+    return SHELL_LINE.sub(r"\g<indent>pass", text)
 
 
 class Lab:
@@ -184,63 +204,73 @@ class Lab:
 
     def __init__(self, cells: list[dict[str, Any]]) -> None:
         self.cells = cells
-        self.answers = {n: cell for n, cell in enumerate(cells) if cell["kind"] == "answer"}
-        self.by_id = {cell[key]: n for n, cell in enumerate(cells) for key in ("name", "id")}
-        self.by_text = {cell["text"].strip(): n for n, cell in enumerate(cells)}
+        self.answers: dict[int, dict[str, Any]] = {}  # by their index among the cells
         # Of no other cell a learner's may bind these: the judge's own, and the answers.
-        self.taken = {name for cell in cells for name in binds_and_uses(cell["text"])[0]}
-        for cell in self.answers.values():
-            self.taken.update(names_of(cell))
-        self.statements = {
-            ast.dump(node) for cell in cells for node in _parsed_text(cell["text"]).body
-        }
+        self.taken_names: set[str] = set()
+        self._index_by_id: dict[str, int] = {}
+        self._index_by_text: dict[str, int] = {}
+        self._statements: set[str] = set()  # of all cells, as `ast.dump` writes them
+        for index, cell in enumerate(cells):
+            text = cell["text"]
+            self._index_by_id[cell["name"]] = index
+            self._index_by_id[cell["id"]] = index
+            self._index_by_text[text.strip()] = index
+            self.taken_names |= binds_and_uses(text).bound
+            if cell["kind"] == "answer":
+                self.answers[index] = cell
+                self.taken_names |= names_of(cell)
+            for statement in _parsed_text(text).body:
+                self._statements.add(ast.dump(statement))
 
-    def place_of(self, cell: Cell) -> int | None:
+    def index_of(self, cell: Cell) -> int | None:
         """Which cell of the lab a learner's is, by its id or by its text."""
-        for own in cell.ids:
-            if own in self.by_id:
-                return self.by_id[own]
-        return self.by_text.get(cell.text.strip())
+        for cell_id in cell.ids:
+            if cell_id in self._index_by_id:
+                return self._index_by_id[cell_id]
+        return self._index_by_text.get(cell.text.strip())
 
-    def next_cell(self, places: list[int | None]) -> str:
+    def first_cell(self, indices: list[int | None]) -> str:
         """The name of the first cell of the lab among these; empty if there is none."""
-        known = [place for place in places if place is not None]
+        known = [index for index in indices if index is not None]
         return self.cells[min(known)]["name"] if known else ""
 
-    def check_of(self, answer: int) -> int:
-        """The place of the check that follows an answer."""
-        later = range(answer, len(self.cells))
-        checks = [place for place in later if self.cells[place]["kind"] == "check"]
-        return checks[0] if checks else len(self.cells)
+    def check_of(self, answer_index: int) -> int:
+        """The index of the check that follows an answer."""
+        for index in range(answer_index, len(self.cells)):
+            if self.cells[index]["kind"] == "check":
+                return index
+        return len(self.cells)
 
     def new_definitions(self, text: str) -> str:
         """What a cell defines that the lab has not; the other lines are left empty."""
         lines = text.splitlines()
-        kept = [""] * len(lines)
-        for node in _parsed_text(text).body:
-            if ast.dump(node) in self.statements or self._is_for_show(node):
+        kept_lines = [""] * len(lines)
+        for statement in _parsed_text(text).body:
+            if ast.dump(statement) in self._statements or self._is_for_show(statement):
                 continue
-            if binds_and_uses(ast.unparse(node))[0] & self.taken:
+            if binds_and_uses(ast.unparse(statement)).bound & self.taken_names:
                 continue
-            decorators = getattr(node, "decorator_list", [])
-            begin = min([node.lineno, *(own.lineno for own in decorators)]) - 1
-            kept[begin : node.end_lineno] = lines[begin : node.end_lineno]
-        return "\n".join(kept).rstrip()
+            first_line = statement.lineno
+            for decorator in getattr(statement, "decorator_list", []):
+                first_line = min(first_line, decorator.lineno)
+            of_statement = slice(first_line - 1, statement.end_lineno)
+            kept_lines[of_statement] = lines[of_statement]
+        return "\n".join(kept_lines).rstrip()
 
     @staticmethod
-    def _is_for_show(node: ast.stmt) -> bool:
+    def _is_for_show(statement: ast.stmt) -> bool:
         """Whether a statement only shows something, such as `print(...)` and `check(...)`."""
-        if not isinstance(node, ast.Expr):
+        if not isinstance(statement, ast.Expr):
             return False
-        return not isinstance(node.value, ast.Call) or isinstance(node.value.func, ast.Name)
+        is_call = isinstance(statement.value, ast.Call)
+        return not is_call or isinstance(statement.value.func, ast.Name)
 
     def other_version(self, notebook: dict[str, Any]) -> list[str]:
         """What there is to say of a copy that was made of another version, or of another lab."""
-        metadata = notebook.get("metadata")
-        course = metadata.get("course") if isinstance(metadata, dict) else None
-        texts = course.get("texts") if isinstance(course, dict) else None
-        if not isinstance(texts, dict):
+        course = _dict_in(notebook.get("metadata"), "course")
+        if not isinstance(course.get("texts"), dict):
             return []
+        texts = course["texts"]
         changed = [cell for cell in self.cells if cell["id"] not in texts]
         if not changed:
             return []
@@ -254,25 +284,35 @@ def names_of(answer: dict[str, Any]) -> set[str]:
 
 
 def _cells_of_answer(
-    number: int, answer: dict[str, Any], lab: Lab, cells: list[Cell], places: list[int | None]
+    lab_index: int,
+    answer: dict[str, Any],
+    lab: Lab,
+    cells: list[Cell],
+    lab_index_of: list[int | None],
 ) -> list[int]:
-    """The places of a learner's cells that make up an answer, from top to bottom."""
-    check = lab.check_of(number)
-    below = [n for n, place in enumerate(places) if place == check]
-    end = below[0] if below else len(cells)
-    found = set()
+    """The indices of a learner's cells that make up an answer, from top to bottom."""
+    end = len(cells)
+    check_index = lab.check_of(lab_index)
+    if check_index in lab_index_of:
+        end = lab_index_of.index(check_index)
+    chosen = set()
     for name in names_of(answer):
-        defining = [n for n, cell in enumerate(cells) if defines(cell.text, name)]
-        above = [n for n in defining if n < end]
-        if defining:
-            found.add((above or defining)[-1])
-    by_id = [n for n, cell in enumerate(cells) if set(cell.ids) & {answer["name"], answer["id"]}]
-    return sorted(found) or by_id[-1:]
+        defining = [index for index, cell in enumerate(cells) if defines(cell.text, name)]
+        above_check = [index for index in defining if index < end]
+        if above_check:
+            chosen.add(above_check[-1])
+        elif defining:
+            chosen.add(defining[-1])
+    if chosen:
+        return sorted(chosen)
+    ids = {answer["name"], answer["id"]}
+    with_id = [index for index, cell in enumerate(cells) if ids & set(cell.ids)]
+    return with_id[-1:]
 
 
 def defines(text: str, name: str) -> bool:
     """Whether a cell binds a name, as far as can be told of one that is no Python."""
-    if name in binds_and_uses(text)[0]:
+    if name in binds_and_uses(text).bound:
         return True
     try:
         ast.parse(text)

@@ -45,12 +45,14 @@ class Age(NamedTuple):
 def whose(name: str) -> str | None:
     """Whom a platform's file or folder belongs to; None where no platform has named it."""
     match = MOODLE.fullmatch(name) or CANVAS.fullmatch(name)
-    return match["who"] if match and is_folder_name(match["who"]) else None
+    if match is None or not is_folder_name(match["who"]):
+        return None
+    return match["who"]
 
 
 def unpack_all(submitted: Path) -> dict[Path, str]:
     """Unpack a class's zips into submitted/, others beside themselves; what became of each."""
-    done = {}
+    done: dict[Path, str] = {}
     for path in sorted(submitted.glob("*.zip")):
         if not whose(path.stem):
             done[path] = unpack.unpack(path, submitted, unpack.MOST_BYTES_OF_ALL)
@@ -72,34 +74,45 @@ def collect(
         find: Says which answers a notebook has.
         known: Names of files that the course itself lays out for learners.
     """
-    packed = unpack_all(submitted)
-    rows, counted = [], Counter()
-    candidates: dict[tuple[str, str], list[Path]] = defaultdict(list)
+    became_of_zips = unpack_all(submitted)
+    rows = []
+    course_files: Counter[str] = Counter()  # by learner
+    notebooks: dict[tuple[str, str], list[Path]] = defaultdict(list)  # by learner and lab
     for path in sorted(submitted.rglob("*")):
         student = _owner(path, submitted, learners)
         if _is_folder(path) or ".ipynb_checkpoints" in path.parts:
             continue
         if path.name in known or path.name.startswith(("lesson_", "challenge", ".")):
-            counted[student] += 1
+            course_files[student] += 1
             continue
-        lab, fault = "", packed.get(path, "")
-        if not student and not fault:
+        lab = ""
+        if path in became_of_zips:
+            fault = became_of_zips[path]
+        elif not student:
             fault = "nobody's: put it into submitted/NAME/"
-        elif not fault:
+        else:
             lab, fault = _lab_of(path, labs, find)
         if fault:
-            rows.append(Row(student, lab, path.relative_to(submitted).as_posix(), IGNORED, fault))
+            file = path.relative_to(submitted).as_posix()
+            rows.append(Row(student, lab, file, IGNORED, fault))
         else:
-            candidates[student, lab].append(path)
-    for (student, lab), paths in candidates.items():
-        rows += _chosen(student, lab, paths, submitted, find)
-    for student, number in counted.items():
+            notebooks[student, lab].append(path)
+    for (student, lab), paths in notebooks.items():
+        rows += _rows_of_lab(student, lab, paths, submitted, find)
+    for student, number in course_files.items():
         rows.append(Row(student, "", "", IGNORED, f"{number} hidden files or the course's own"))
+    return _with_not_graded(sorted(rows))
+
+
+def _with_not_graded(rows: list[Row]) -> list[Row]:
+    """The rows: a lab's file is NOT GRADED, not just ignored, where its learner has no other."""
     graded = {(row.student, row.lab) for row in rows if row.what == GRADED}
-    return [
-        row._replace(what=NOT_GRADED) if row.lab and (row.student, row.lab) not in graded else row
-        for row in sorted(rows)
-    ]
+    marked_rows = []
+    for row in rows:
+        if row.lab and (row.student, row.lab) not in graded:
+            row = row._replace(what=NOT_GRADED)
+        marked_rows.append(row)
+    return marked_rows
 
 
 def _is_folder(path: Path) -> bool:
@@ -117,13 +130,14 @@ def _owner(path: Path, submitted: Path, learners: Learners) -> str:
 
 def missing(rows: Iterable[Row], learners: Learners, labs: Iterable[str]) -> list[Row]:
     """A row for everybody of whom there is nothing of a lab."""
-    there = {(row.student, row.lab) for row in rows}
-    return [
-        Row(student, lab, "", MISSING, "nothing was handed in")
-        for student in learners.all()
-        for lab in labs
-        if (student, lab) not in there
-    ]
+    handed_in = {(row.student, row.lab) for row in rows}
+    missing_rows = []
+    for student in learners.all():
+        for lab in labs:
+            if (student, lab) not in handed_in:
+                row = Row(student, lab, "", MISSING, "nothing was handed in")
+                missing_rows.append(row)
+    return missing_rows
 
 
 def _lab_of(path: Path, labs: Collection[str], find: Finder) -> tuple[str, str]:
@@ -132,43 +146,63 @@ def _lab_of(path: Path, labs: Collection[str], find: Finder) -> tuple[str, str]:
         kind = path.suffix or "file without an ending"
         return "", f"a {kind} is no notebook: ask for the .ipynb file"
     name = re.sub(r"\s", "_", path.stem.casefold())
-    named = [slug for slug in labs if slug in name]
+    named_labs = [slug for slug in labs if slug in name]
+    first_named = named_labs[0] if named_labs else ""
     try:
-        for some in (named, labs):
-            found = {slug: len(find(path, slug).answers) for slug in some}
-            best = max(found, key=found.__getitem__, default="")
-            if best and found[best]:
-                return best, ""
+        lab = _with_most_answers(path, named_labs, find) or _with_most_answers(path, labs, find)
     except ValueError as error:
-        return "".join(named[:1]), str(error)
-    return "".join(named[:1]), NO_CELL
+        return first_named, str(error)
+    if lab:
+        return lab, ""
+    return first_named, NO_CELL
 
 
-def _chosen(student: str, lab: str, paths: list[Path], submitted: Path, find: Finder) -> list[Row]:
+def _with_most_answers(path: Path, labs: Collection[str], find: Finder) -> str:
+    """Of which of these labs a notebook has the most answers; empty if of none."""
+    best_lab = ""
+    most_answers = 0
+    for slug in labs:
+        answers = len(find(path, slug).answers)
+        if answers > most_answers:
+            best_lab = slug
+            most_answers = answers
+    return best_lab
+
+
+def _rows_of_lab(
+    student: str, lab: str, paths: list[Path], submitted: Path, find: Finder
+) -> list[Row]:
     """Rows of a learner's notebooks of a lab: the newest counts."""
-    files = {path: path.relative_to(submitted).as_posix() for path in paths}
-    *others, newest = sorted(paths, key=_age)
-    why = _why(_age(newest), [_age(path) for path in others])
+    *older, newest = sorted(paths, key=_age)
+    why = _why(_age(newest), [_age(path) for path in older])
     remarks = find(newest, lab).remarks
-    rows = [Row(student, lab, files[newest], GRADED, "; ".join([why, *remarks]))]
-    older = f"not the newest, which is {files[newest]}"
-    return rows + [Row(student, lab, files[path], IGNORED, older) for path in others]
+    file = newest.relative_to(submitted).as_posix()
+    rows = [Row(student, lab, file, GRADED, "; ".join([why, *remarks]))]
+    for path in older:
+        older_file = path.relative_to(submitted).as_posix()
+        rows.append(Row(student, lab, older_file, IGNORED, f"not the newest, which is {file}"))
+    return rows
 
 
 def _age(path: Path) -> Age:
+    text_with_dates = path.stem
     stamp = path.with_name("timestamp.txt")
-    noted = stamp.read_text(errors="replace") if stamp.is_file() else path.stem
-    parts = re.findall(r"(\d+)|(\D+)", str(path.with_suffix("")))
-    name = [(int(number or 0), text) for number, text in parts]
-    return Age(max(DATE.findall(noted), default=""), int(path.stat().st_mtime), name)
+    if stamp.is_file():
+        text_with_dates = stamp.read_text(errors="replace")
+    latest_date = max(DATE.findall(text_with_dates), default="")
+    name = []
+    for number, text in re.findall(r"(\d+)|(\D+)", str(path.with_suffix(""))):
+        name.append((int(number or 0), text))
+    return Age(latest_date, int(path.stat().st_mtime), name)
 
 
 def _why(age: Age, others: list[Age]) -> str:
     if not others:
         return "the only one"
-    if age.record > max(other.record for other in others):
+    with_same_record = [other for other in others if other.record == age.record]
+    if not with_same_record:  # it is the newest, so the others' are older
         return f"the newest by its own record, {age.record}"
-    if age.changed_s > max(other.changed_s for other in others if other.record == age.record):
+    if age.changed_s > max(other.changed_s for other in with_same_record):
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(age.changed_s))
         return f"the newest by its time, {when}"
     return "the last by its name: their times are the same"

@@ -9,7 +9,6 @@ import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from babel.messages.catalog import Message
 from nbformat import NotebookNode
@@ -53,13 +52,8 @@ def places(root: Path) -> dict[str, str]:
     """Returns by row the links to the parts of notebooks whose cells do it, with their numbers."""
     numbers: dict[str, dict[str, str]] = {}  # by row, and then by link
     for path, english in (course_map.chapters(root) | course_map.labs(root)).items():
-        label, book = f"实验 {path.name[:2]}", "exercises"
-        if path.parent.name == "notebooks":
-            label, book = f"第 {path.name[:2]} 章", "notebooks"
-        chinese_parts = parts(chinese.in_memory(path, root))
-        cells = zip(english.cells, parts(english), chinese_parts, strict=True)
-        for cell, (_, anchor), (heading, _) in cells:
-            link = f"{label} [{heading}](../{book}/{path.name}#{anchor})"
+        links = _links_of_cells(path, english, root)
+        for cell, link in zip(english.cells, links, strict=True):
             for row, count in course_map.rows_of(cell):
                 numbers_of_row = numbers.setdefault(row, {})
                 numbers_of_row.setdefault(link, "")
@@ -72,12 +66,23 @@ def places(root: Path) -> dict[str, str]:
     return result
 
 
+def _links_of_cells(path: Path, english: NotebookNode, root: Path) -> Iterator[str]:
+    """For each cell of a notebook a link to the part it is in, as the Chinese edition calls it."""
+    label, book = f"实验 {path.name[:2]}", "exercises"
+    if path.parent.name == "notebooks":
+        label, book = f"第 {path.name[:2]} 章", "notebooks"
+    parts_in_chinese = parts(chinese.in_memory(path, root))
+    for (_, anchor), (heading, _) in zip(parts(english), parts_in_chinese, strict=True):
+        yield f"{label} [{heading}](../{book}/{path.name}#{anchor})"
+
+
 def pages(root: Path) -> Iterator[tuple[Path, str]]:
     """Yields each page's place and text."""
     form, sentences = form_and_sentences(root)
     if not sentences:
         return
-    links, known = places(root), course_map.rows(root)
+    links = places(root)
+    known = course_map.rows(root)
     titles = {}
     for letter, article in known.items():
         titles[letter] = chinese.of_map(article["title"], root)
@@ -129,17 +134,18 @@ def _page(
     )
 
 
-def faults(root: Path, terms: dict[str, dict[str, Any]]) -> Iterator[str]:
+def faults(root: Path, terms: proofread.Terms) -> Iterator[str]:
     """Yields articles and rows that only one of the two files has, and slips of the Chinese."""
     _, sentences = form_and_sentences(root)
     known = course_map.rows(root) if sentences else {}
     for letter in sorted(sentences.keys() ^ known.keys()):
         yield f"{SENTENCES}: {letter} is in one of the two files alone"
     for letter, sentences_of_article in sentences.items():
+        rows = {"teaches", *known.get(letter, {})}
         for row, text in sentences_of_article.items():
             message = Message(text, text)
             slips = [*proofread.slips(message), *proofread.terms_at_odds(terms, message)]
-            if row not in {"teaches", *known.get(letter, {})}:
+            if row not in rows:
                 slips.append("no such row")
             for slip in slips:
                 yield f"{SENTENCES}: {row}: {slip}"

@@ -23,14 +23,13 @@ MARKS = {
     "numbers": re.compile(r"(?<![\w.])(\d[\d,.]*\d|\d)(?!\w)"),
 }
 SHOWN = re.compile(rf"{CODE}|\]\([^)]*\)|<[^>]+>")
+Terms = dict[str, dict[str, Any]]  # by the English term
 HAN = "\u4e00-\u9fff"
 # Signs of half width next to a Chinese character, and a line end that would become a space.
 HALF_WIDTH = re.compile(rf"[{HAN}][,;?!(]|[{HAN}]:|[,;?!)][{HAN}]|[{HAN}]\n(?!<)[{HAN}]")
 
 
-def faults(
-    known: dict[str, Message], wanted: Iterable[str], terms: dict[str, dict[str, Any]]
-) -> Iterator[str]:
+def faults(known: dict[str, Message], wanted: Iterable[str], terms: Terms) -> Iterator[str]:
     """Yields what nobody has looked at in a catalogue, and what translations have lost."""
     wanted_keys = set(map(key, wanted))
     new = len(wanted_keys - known.keys())
@@ -42,7 +41,9 @@ def faults(
         if message.fuzzy:
             yield f"changed in English, and nobody has looked: {start}"
         elif message.string:
-            for slip in [*slips(message), *terms_at_odds(terms, message)]:
+            for slip in slips(message):
+                yield f"{slip}: {start}"
+            for slip in terms_at_odds(terms, message):
                 yield f"{slip}: {start}"
 
 
@@ -51,9 +52,11 @@ def slips(message: Message) -> Iterator[str]:
     for name, pattern in MARKS.items():
         english = _marks(pattern, message.id)
         chinese = _marks(pattern, message.string)
-        lost, added = english - chinese, chinese - english
+        lost = english - chinese
+        added = chinese - english
         if name in ("code", "numbers"):  # said once, or more often, as the sentence wants it
-            lost, added = Counter(english.keys() - chinese.keys()), Counter()
+            lost = Counter(english.keys() - chinese.keys())
+            added = Counter()
         if name == "links" and not lost:  # its readers may be led further
             added = Counter()
         if lost or added:
@@ -78,12 +81,15 @@ def _marks(pattern: re.Pattern[str], text: str) -> Counter[str]:
 def _plain(text: str) -> str:
     """The words of a text as Markdown shows them, without its code."""
     without_code = re.sub("(<code>).*?</code>", r"\1", text)  # its words are text to Markdown
-    inline = MarkdownIt().parseInline(without_code)[0]
-    tokens = inline.children or []
-    return "".join(token.content for token in tokens if token.type == "text")
+    (inline,) = MarkdownIt().parseInline(without_code)
+    words = ""
+    for token in inline.children or []:
+        if token.type == "text":
+            words += token.content
+    return words
 
 
-def glossary(root: Path) -> dict[str, dict[str, Any]]:
+def glossary(root: Path) -> Terms:
     """Returns what each English term is in Chinese, and what it is not."""
     path = root / "source/zh/glossary.toml"
     if not path.exists():
@@ -95,7 +101,7 @@ def glossary(root: Path) -> dict[str, dict[str, Any]]:
     return terms | written.get("terms", {})
 
 
-def terms_at_odds(terms: dict[str, dict[str, Any]], message: Message) -> Iterator[str]:
+def terms_at_odds(terms: Terms, message: Message) -> Iterator[str]:
     """Yields the terms that a translation does not use as the glossary says."""
     english = re.sub(CODE, "", key(message.id)).lower()
     chinese = re.sub(CODE, "", message.string)
@@ -103,8 +109,10 @@ def terms_at_odds(terms: dict[str, dict[str, Any]], message: Message) -> Iterato
         for wrong in entry.get("never", ()):
             if wrong in chinese:
                 yield f"{term} is {entry['zh']}, not {wrong}"
+        if entry.get("loose"):
+            continue
         is_used = re.search(rf"\b{re.escape(term)}s?\b", english)
-        if not is_used or entry.get("loose"):
+        if not is_used:
             continue
         right_words = [entry["zh"], *entry.get("also", ())]
         if not any(word in chinese for word in right_words):

@@ -20,6 +20,7 @@ from nbformat import NotebookNode
 
 from course_tools import ROOT
 from course_tools.i18n import catalogues, chinese
+from course_tools.notebooks.course_map import Say
 
 CATALOGUE = "source/zh/site.po"
 TEXTS = ("source/site/index.md", "source/site/start.md", "source/site/plan.md")
@@ -52,7 +53,7 @@ class Tongue(NamedTuple):
     up: str  # from a page in a folder to the root of the whole site
     read: Callable[[Path], NotebookNode]
     document: Callable[[Path], str]
-    say: Callable[[str], str]
+    say: Say
 
 
 @cache
@@ -80,7 +81,7 @@ def _in_english(path: Path) -> str:
     return re.sub(r"\[([^]]+)\]\((README|articles/\w)(?:\.zh)?\.md\)", link, text)
 
 
-def _in_chinese(path: Path, root: Path, say: Callable[[str], str]) -> str:
+def _in_chinese(path: Path, root: Path, say: Say) -> str:
     """A document in Chinese, or in English with a mark; its links lead to pages in Chinese."""
     place = path.relative_to(root).as_posix()
     if place in chinese.DOCUMENTS.values():
@@ -164,12 +165,12 @@ def _sentences(root: Path) -> Iterator[str]:
     yield from THEME
 
 
-def labelled(text: str, say: Callable[[str], str]) -> str:
+def labelled(text: str, say: Say) -> str:
     """Returns a piece of HTML with its words in a language."""
     return LABEL.sub(lambda match: say(match[0]), text)
 
 
-def titled(text: str, say: Callable[[str], str]) -> str:
+def titled(text: str, say: Say) -> str:
     """Returns a text with the titles of its toctrees, and its commands, in a language."""
 
     def translated(match: re.Match[str]) -> str:

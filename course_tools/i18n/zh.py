@@ -91,15 +91,19 @@ def sources(root: Path, names: Iterable[str] = ()) -> list[Source]:
             unknown.append(start)
     if unknown:
         raise BuildError(f"nothing is called {', '.join(unknown)}; there are: {', '.join(by_name)}")
-    return [source for name, source in by_name.items() if not chosen or name in chosen]
+    if not chosen:
+        return list(by_name.values())
+    return [source for name, source in by_name.items() if name in chosen]
 
 
 def _all_sources(root: Path) -> Iterator[Source]:
     catalogue_folder = root / "source/zh"
-    targets = {target.source: target for target in build.targets(root) if not target.cut}
-    for file, target in targets.items():
-        name = file.relative_to(root / "source").with_suffix("").as_posix()
-        yield Source(name, file, catalogue_folder / f"{name}.po", target)
+    for target in build.targets(root):
+        if target.cut:  # the same text as its solution
+            continue
+        place = target.source.relative_to(root / "source")
+        name = place.with_suffix("").as_posix()
+        yield Source(name, target.source, catalogue_folder / f"{name}.po", target)
     documents = {name: root / file for name, file in chinese.DOCUMENTS.items()}
     documents[messages.NAME] = root / "course_utils"
     documents["site"] = root / "source/site/index.md"
@@ -109,7 +113,8 @@ def _all_sources(root: Path) -> Iterator[Source]:
 
 
 def _begins(name: str, start: str) -> bool:
-    return name.startswith(start) or name.partition("/")[2].startswith(start)
+    name_in_folder = name.partition("/")[2]
+    return name.startswith(start) or name_in_folder.startswith(start)
 
 
 def edition(root: Path) -> Iterator[tuple[Path, str]]:
@@ -126,11 +131,13 @@ def edition(root: Path) -> Iterator[tuple[Path, str]]:
     for path in documents:
         if not path.exists():
             continue
-        text, folder = chinese.document(path, root), path.parent
+        text = chinese.document(path, root)
+        folder = path.parent
         if folder == root:
             yield root / "README.zh.md", text
         else:
-            yield folder / "zh" / path.name, catalogues.deeper(text, folder.name, translations)
+            text = catalogues.deeper(text, folder.name, translations)
+            yield folder / "zh" / path.name, text
     yield from articles.pages(root)
 
 
@@ -148,7 +155,8 @@ def check(root: Path) -> int:
     for source in sources(root):
         percent = 0
         if source.catalogue.exists():
-            known, units = source.known(), source.prose()
+            known = source.known()
+            units = source.prose()
             percent = share(known, units)
             faults = list(proofread.faults(known, units, terms))
             if source.name == messages.NAME:
@@ -219,12 +227,13 @@ def _changes(message: Message, unit: str) -> str:
 
 def right(root: Path, text: str) -> int:
     """Marks the one changed translation whose English has these words as looked at."""
+    words = catalogues.key(text)
     matching = []
     for source in sources(root):
         if not source.catalogue.exists():
             continue
         for message in source.known().values():
-            if message.fuzzy and catalogues.key(text) in catalogues.key(message.id):
+            if message.fuzzy and words in catalogues.key(message.id):
                 matching.append((source, message))
     if len(matching) != 1:
         print(f"{len(matching)} changed paragraphs have these words, not one", file=sys.stderr)

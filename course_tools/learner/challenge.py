@@ -46,8 +46,8 @@ def judge_saved(folder: Path, name: str | None) -> int:
     notebook = copies.newest(folder, "challenge")
     text = saved_entry(notebook) if notebook else ""
     if not text:
-        missing = f"no {judging.NAME} in a challenge.ipynb of yours: `make lab` copies it"
-        print(missing, file=sys.stderr)
+        missing = f"no {judging.NAME} in a challenge.ipynb of yours"
+        print(f"{missing}: `make lab` or `ddp-course` copies it", file=sys.stderr)
         return 1
     score = judging.judged(text, name or "your entry")
     print(score, end="\n\n")

@@ -28,7 +28,7 @@ MB, GB = 1 << 20, 1 << 30
 LEAST_LIMIT = 256  # open files, and processes
 EXTRAS = {  # by package: the extra that installs it, and what it is for
     "keras": ("keras", "chapter 10"),
-    "ray": ("cluster", "half of chapter 09"),
+    "ray": ("cluster", "Ray in chapter 09"),
     "nbgrader": ("teach", "grading by nbgrader"),
 }
 HIDDEN = {"torch", "random", "numpy", "course_utils", "types", "queue"}  # often a file's name
@@ -81,30 +81,40 @@ def packages(root: Path) -> Iterator[Line]:
     for_labs = project["optional-dependencies"]["lab"]
     constraints = (root / "constraints.txt").read_text()
     pins = dict(re.findall(r"^([\w.-]+)==(\S+)", constraints, re.MULTILINE))
-    untested, not_asked_for = [], []
+    absent, untested, not_asked_for = [], [], []
     for requirement in [*project["dependencies"], *for_labs]:
         name, _, versions = requirement.partition(">=")
         if not versions:
             continue
-        try:
-            installed = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
+        if not _is_installed(name):
             if root == INSTALLED and requirement in for_labs:
                 not_asked_for.append(name)
-                continue
-            text = f"{name} is not installed: `make lab` installs it, or {_installing(root)}"
-            yield Line(WRONG, text)
+            else:
+                absent.append(name)
             continue
+        installed = importlib.metadata.version(name)
         problem = _version_problem(installed, versions)
         if problem:
             yield Line(WRONG, f"{name} {installed} is {problem}: {_installing(root)}")
         elif installed.partition("+")[0] != pins.get(name, installed):
             untested.append(f"{name} {installed} (tested: {pins[name]})")
+    if absent:
+        instead = "" if root == INSTALLED else "`make lab`, or "
+        names = ", ".join(absent)
+        yield Line(WRONG, f"not installed: {names}; mend it by {instead}{_installing(root)}")
     if untested:
         yield Line(MISSING, f"other versions than those tested: {', '.join(untested)}")
     if not_asked_for:
         names = ", ".join(not_asked_for)
         yield Line(MISSING, f"without {names}, no lessons and labs: {_installing(root)}")
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
 
 
 def _version_problem(installed: str, versions: str) -> str:
@@ -121,7 +131,10 @@ def _installing(root: Path, extra: str = "lab") -> str:
     """The command that installs what is missing, from a wheel or from the course's own folder."""
     if root == INSTALLED:
         return f"`pip install 'ddp-course[{extra}]'`"
-    return f"`pip install -c constraints.txt -e '.[{extra}]'`"
+    pip = "pip"
+    if (root / ".venv/bin/pip").exists():
+        pip = ".venv/bin/pip"
+    return f"`{pip} install -c constraints.txt -e '.[{extra}]'`"
 
 
 def _number(version: str) -> list[int]:
@@ -249,9 +262,11 @@ def folders(root: Path) -> Iterator[Line]:
 
 def kernel(root: Path) -> Iterator[Line]:
     """What JupyterLab starts for a notebook."""
+    if not _is_installed("ipykernel"):
+        return  # as `packages` says
     if not importlib.util.find_spec("ipykernel"):
-        text = f"ipykernel is not installed: no notebook can run; {_installing(root)}"
-        yield Line(MISSING if root == INSTALLED else WRONG, text)
+        text = f"ipykernel cannot be found: no notebook can run; {_installing(root)}"
+        yield Line(WRONG, text)
         return
     from jupyter_client.kernelspec import KernelSpecManager
 
@@ -337,8 +352,10 @@ def main(root: Path = ROOT) -> int:
     if by_sign[WRONG]:
         print(f"\n{len(by_sign[WRONG])} to mend.")
         return 1
-    command = "ddp-course" if root == INSTALLED else "make lab"
-    print(f"\nNothing has to be mended: `{command}`.")
+    command = "`ddp-course`" if root == INSTALLED else "`make lab`"
+    if not _is_installed("jupyterlab"):
+        command = "`from course_utils import launch`, `ddp-course hang`, `ddp-course lint`"
+    print(f"\nNothing has to be mended: {command}.")
     return 0
 
 

@@ -14,15 +14,12 @@ import zmq
 from nbclient import NotebookClient
 from nbclient.exceptions import CellTimeoutError
 from nbformat import NotebookNode
-from traitlets.config import Config
 
 from course_tools import ROOT
+from course_tools.kernels import QUIET
 from course_tools.learner import copies
 
-# Where nobody can listen a kernel does not warn that somebody could.
-ENCRYPTION = "auto" if zmq.has("curve") else "disabled"
 _CELL_S = 300  # for one cell of a learner's
-QUIET = Config(KernelManager={"transport_encryption": ENCRYPTION})
 
 
 def overview(path: Path) -> str:

@@ -47,7 +47,8 @@ def main(args: Iterable[str] | None = None, root: Path = ROOT, again: str = "") 
         return make_fresh(root, folder, options.names)
     in_this_language = "lang=zh " if language() else ""
     again = again or f"make fresh {in_this_language}only="
-    print(*lay_out(root, folder, again), sep="\n", flush=True)
+    for line in lay_out(root, folder, again):
+        print(line, flush=True)
     if options.lab:
         command, environment = lab_command(root, folder)
         os.execve(sys.executable, command + unknown, environment)

@@ -13,7 +13,6 @@ import json
 import math
 import sys
 from collections.abc import Iterable, Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -36,33 +35,30 @@ ITEM_BYTES = {"float": 4, "int": 4, "long": 8, "long int": 8, "double": 8}
 
 def read(path: Path) -> list[Event]:
     """Returns the events of a trace that last, in the order of their starts, outer before inner."""
-    events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
-    lasting = [event for event in events if event.get("ph") == "X"]
-    return sorted(lasting, key=lambda event: (event["ts"], -event["dur"]))
+    trace = json.loads(gzip.decompress(path.read_bytes()))
+    lasting = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
+
+    def outer_before_inner(event: Event) -> tuple[float, float]:
+        return event["ts"], -event["dur"]
+
+    return sorted(lasting, key=outer_before_inner)
 
 
 def rows(events: list[Event], kept: slice) -> Iterator[Row]:
     """Yields the rows of a trace, for those of its steps that are kept."""
     all_steps = [event for event in events if event["name"].startswith("ProfilerStep")]
     steps = all_steps[kept]
-    begin, end = steps[0]["ts"], steps[-1]["ts"] + steps[-1]["dur"]
-    calls = []
-    for event in events:
-        if begin <= event["ts"] < end and event["cat"].startswith(ON_THE_HOST):
-            calls.append(event)
-    launched = {}  # by correlation, which a call and what it launches share
-    for event in events:
-        if event["cat"] in DEVICE:
-            launched[event["args"]["correlation"]] = event
-    bytes_moved = sizes(calls, launched)
+    begin_us = steps[0]["ts"]
+    end_us = steps[-1]["ts"] + steps[-1]["dur"]
     main_thread = steps[0]["tid"]
-    launching_threads = set()
-    for call in calls:
-        if call["args"].get("correlation") in launched:
-            launching_threads.add(call["tid"])
+    calls = _calls_between(events, begin_us, end_us)
+    launched = _by_correlation(events)
+    launching_threads = _threads_that_launch(calls, launched)
+    bytes_moved = sizes(calls, launched)
 
     def row(kind: str, name: str, event: Event, lane: str, count: int = 0, launch: int = 0) -> Row:
-        start_us, duration_us = round(event["ts"] - begin, 1), round(event["dur"], 1)
+        start_us = round(event["ts"] - begin_us, 1)
+        duration_us = round(event["dur"], 1)
         return Row(kind, name.strip(), lane, start_us, duration_us, count, launch)
 
     number = 0
@@ -76,16 +72,54 @@ def rows(events: list[Event], kept: slice) -> Iterator[Row]:
             yield row("step", "step", call, lane)
         elif work:
             number += 1
-            is_collective = work["name"].startswith("nccl")
-            kind = "collective" if is_collective else DEVICE[work["cat"]]
             args = work["args"]
             count = bytes_moved.get(args["correlation"], args.get("bytes", 0))
             stream = f"stream {args['stream']}"
             yield row("launch", name, call, lane, launch=number)
-            yield row(kind, short(work["name"]), work, stream, count, number)
-        elif call["cat"] != "cuda_runtime" or any(wait in call["name"] for wait in WAITS):
+            yield row(_kind(work), short(work["name"]), work, stream, count, number)
+        elif _is_kept_on_the_host(call):
             collective = call["args"].get("Collective name", "")
             yield row("host", f"{name} {collective}", call, lane)
+
+
+def _calls_between(events: list[Event], begin_us: float, end_us: float) -> list[Event]:
+    """The calls and annotations of the host that begin in these steps."""
+    calls = []
+    for event in events:
+        if begin_us <= event["ts"] < end_us and event["cat"].startswith(ON_THE_HOST):
+            calls.append(event)
+    return calls
+
+
+def _by_correlation(events: list[Event]) -> dict[int, Event]:
+    """What a device does, by the number that it shares with the call that launches it."""
+    launched = {}
+    for event in events:
+        if event["cat"] in DEVICE:
+            launched[event["args"]["correlation"]] = event
+    return launched
+
+
+def _threads_that_launch(calls: list[Event], launched: dict[int, Event]) -> set[int]:
+    threads = set()
+    for call in calls:
+        if call["args"].get("correlation") in launched:
+            threads.add(call["tid"])
+    return threads
+
+
+def _kind(work: Event) -> str:
+    """What a device does: an NCCL kernel is a collective, and a copy or a kernel is called so."""
+    if work["name"].startswith("nccl"):
+        return "collective"
+    return DEVICE[work["cat"]]
+
+
+def _is_kept_on_the_host(call: Event) -> bool:
+    """Whether a call that launches nothing is kept: an operator, or a call of CUDA that waits."""
+    if call["cat"] != "cuda_runtime":
+        return True
+    return any(wait in call["name"] for wait in WAITS)
 
 
 def short(name: str) -> str:
@@ -100,7 +134,9 @@ def sizes(calls: list[Event], launched: dict[int, Event]) -> dict[int, int]:
     were recorded, the bytes that the last clone copied: there each gradient is cloned, and the
     clone is reduced. A clone that a kernel made instead of a copy has no size: 0.
     """
-    bytes_of_kernel, bytes_of_call, bytes_copied = {}, {}, {}  # the last two by thread
+    bytes_of_kernel: dict[int, int] = {}
+    bytes_of_call: dict[int, int | None] = {}  # by thread
+    bytes_copied: dict[int, int] = {}  # by thread
     for call in calls:
         args, thread = call["args"], call["tid"]
         work = launched.get(args.get("correlation"))
@@ -124,10 +160,14 @@ def sizes(calls: list[Event], launched: dict[int, Event]) -> dict[int, int]:
 
 def _bytes_of_inputs(args: dict[str, Any]) -> int | None:
     """All that a call's inputs hold, or None if no shapes were recorded."""
-    inputs = list(zip(args.get("Input Dims", []), args.get("Input type", []), strict=True))
-    if not inputs:
+    shapes = args.get("Input Dims", [])
+    types = args.get("Input type", [])
+    if not shapes and not types:
         return None
-    return sum(math.prod(shape) * ITEM_BYTES[kind] for shape, kind in inputs)
+    total = 0
+    for shape, type_name in zip(shapes, types, strict=True):
+        total += math.prod(shape) * ITEM_BYTES[type_name]
+    return total
 
 
 def dtype_bytes(name: str) -> int:
@@ -138,36 +178,48 @@ def dtype_bytes(name: str) -> int:
 def packed(rows_to_pack: Iterable[Row]) -> bytes:
     """Returns rows as the compressed columns that `recording` reads."""
     in_order = sorted(rows_to_pack, key=lambda row: row.start_us)
-    names, lanes = _distinct(row.name for row in in_order), _distinct(row.lane for row in in_order)
-    starts = [round(row.start_us * 10) for row in in_order]  # in tenths of a microsecond
     columns = {
         "words": [
-            [list(KINDS), [KINDS.index(row.kind) for row in in_order]],
-            [names, [names.index(row.name) for row in in_order]],
-            [lanes, [lanes.index(row.lane) for row in in_order]],
+            _numbered([row.kind for row in in_order], list(KINDS)),
+            _numbered([row.name for row in in_order]),
+            _numbered([row.lane for row in in_order]),
         ],
-        "after": [start - before for before, start in pairwise([0, *starts])],
-        "took": [round(row.us * 10) for row in in_order],
-        "bytes": [row.bytes for row in in_order],
-        "launch": [row.launch for row in in_order],
+        "after": [],
+        "took": [],
+        "bytes": [],
+        "launch": [],
     }
-    return gzip.compress(json.dumps(columns, separators=(",", ":")).encode(), mtime=0)
+    start_before = 0
+    for row in in_order:
+        start = round(row.start_us * 10)  # in tenths of a microsecond, as how long it took
+        columns["after"].append(start - start_before)
+        columns["took"].append(round(row.us * 10))
+        columns["bytes"].append(row.bytes)
+        columns["launch"].append(row.launch)
+        start_before = start
+    text = json.dumps(columns, separators=(",", ":"))
+    return gzip.compress(text.encode(), mtime=0)
 
 
-def _distinct(words: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys(words))
+def _numbered(column: list[str], words: list[str] | None = None) -> list[list]:
+    """A column as its different words, unless they are given, and the number of each row's word."""
+    if words is None:
+        words = list(dict.fromkeys(column))
+    return [words, [words.index(word) for word in column]]
 
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("folder", type=Path, help="where the three original traces are")
-    folder = parser.parse_args(argv).folder
+    arguments = parser.parse_args(argv)
     for name, (original, kept) in STEPS.items():
-        kept_rows = list(rows(read(folder / f"{original}.json.gz"), kept))
+        events = read(arguments.folder / f"{original}.json.gz")
+        kept_rows = list(rows(events, kept))
         path = INTO / f"{name}.json.gz"
         path.write_bytes(packed(kept_rows))
-        print(f"{path.name}: {len(kept_rows):,} rows, {path.stat().st_size:,} bytes")
+        size = path.stat().st_size
+        print(f"{path.name}: {len(kept_rows):,} rows, {size:,} bytes")
     return 0
 
 

@@ -14,6 +14,7 @@ import os
 import pickle
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -29,16 +30,19 @@ from course_tools import ROOT
 
 INCIDENT = ROOT / "notebooks/incident"
 MONDAY = datetime(2026, 11, 16, 2, tzinfo=UTC)
-PART_BYTES, EDITED = 10_400, 3  # the rank whose part has other quotes
+PART_BYTES = 10_400
+EDITED = 3  # the rank whose part has other quotes
 NODES = ("node-a", "node-b")
 
 
 def deliver(folder: Path, begin: int, edited: int | None = None) -> None:
     """Cuts a delivery out of the novel: four parts of equal bytes, one with a printer's quotes."""
-    text = (files("course_material") / "pride_and_prejudice.txt").read_text("utf-8")
+    novel = files("course_material") / "pride_and_prejudice.txt"
+    text = novel.read_text("utf-8")
     folder.mkdir(parents=True)
     for rank in range(4):
-        part = text[22_000 * rank + begin :][:PART_BYTES]
+        first = 22_000 * rank + begin
+        part = text[first : first + PART_BYTES]
         if rank == edited:
             part = with_printers_quotes(part)
         (folder / f"part-{rank}.txt").write_text(part, "utf-8")
@@ -47,8 +51,10 @@ def deliver(folder: Path, begin: int, edited: int | None = None) -> None:
 
 def with_printers_quotes(part: str) -> str:
     """A part with curly quotes, which take more bytes, cut to the size of the others."""
-    part = re.sub(r'"(?=\w)', "“", part).replace('"', "”").replace("'", "’")
-    part = part.encode()[:PART_BYTES].decode("utf-8", "ignore")  # not half a sign at its end
+    part = re.sub(r'"(?=\w)', "“", part)
+    part = part.replace('"', "”").replace("'", "’")
+    cut = part.encode()[:PART_BYTES]
+    part = cut.decode("utf-8", "ignore")  # not half a sign at its end
     part = part.ljust(PART_BYTES)
     too_many_bytes = len(part.encode()) - PART_BYTES
     return part[: len(part) - too_many_bytes]
@@ -61,7 +67,9 @@ class Night:
     """One night's job, and what it leaves."""
 
     def __init__(self, disk: Path, day: int, number: int, delivery: str) -> None:
-        self.disk, self.number, self.delivery = disk, number, delivery
+        self.disk = disk
+        self.number = number
+        self.delivery = delivery
         self.begun = time.time()
         shown = MONDAY + timedelta(days=day)  # when it seems to begin
         self.moved_s = shown.timestamp() - self.begun
@@ -132,15 +140,18 @@ class Night:
 
     def text(self, data: bytes, node: str) -> bytes:
         """Scrubs a log or an error file."""
-        text = data.decode().replace(f"{self.folder / node}/", "")
+        text = data.decode()
+        text = text.replace(f"{self.folder / node}/", "")
         text = re.sub(r"/\S*/lib/python3\.\d+/(?:site-packages/)?", "", text)
         text = re.sub(r"(?m)^(  host +: ).*", rf"\1{node}", text)
-        text = text.replace(f"{self.disk}/", "").replace(sys.executable, "python")
-        temporary = re.escape(str(Path(tempfile.gettempdir())))
-        text = re.sub(rf"{temporary}/\w+/", "", text)
+        text = text.replace(f"{self.disk}/", "")
+        text = text.replace(sys.executable, "python")
+        temporary = Path(tempfile.gettempdir())
+        text = re.sub(rf"{re.escape(str(temporary))}/\w+/", "", text)
         this_machine = os.uname().nodename
-        for name in {this_machine, "127.0.0.1", "localhost"}:
-            text = text.replace(name, node if name == this_machine else "node-a")
+        for name in {"127.0.0.1", "localhost"} - {this_machine}:
+            text = text.replace(name, "node-a")
+        text = text.replace(this_machine, node)
         return self.moved(text).encode()
 
     def moved(self, text: str) -> str:
@@ -196,12 +207,13 @@ def preempt(night: Night, checkpoint: Path, agents: list[subprocess.Popen]) -> N
         everybody = []
         for agent in agents:
             everybody += children(agent.pid)
-    complete_size, size = checkpoint.stat().st_size, 0
-    while not 0 < size < complete_size:
-        size = os.stat(checkpoint).st_size
+    complete_bytes = checkpoint.stat().st_size
+    written_bytes = 0
+    while not 0 < written_bytes < complete_bytes:
+        written_bytes = os.stat(checkpoint).st_size
     for pid in everybody:
         with suppress(ProcessLookupError):
-            os.kill(pid, 9)
+            os.kill(pid, signal.SIGKILL)
     night.say("preempted by job 4714 (urgent): SIGKILL to all processes")
 
 
@@ -228,35 +240,43 @@ def week(disk: Path) -> None:
         for day, text in texts.items():
             (INCIDENT / day / "train.py").write_text(text)
 
-    def preempt_at_a_save(night: Night, agents: list[subprocess.Popen]) -> None:
-        preempt(night, checkpoint, agents)
-
     (disk / "metrics.csv").write_text("night,epoch,loss,validation\n")
     sunday = Night(disk, -1, 4710, "last-week")
     run_and_keep(sunday, scripts["monday"], 2, "sunday")
-    backup = Path(shutil.copy2(checkpoint, disk / "backup-of-sunday.pt"))
-    sunday_to_wednesday_s = sunday.moved_s - (MONDAY + timedelta(days=2)).timestamp()
+    shutil.copy2(checkpoint, disk / "backup-of-sunday.pt")
     run_and_keep(Night(disk, 0, 4711, "delivery"), scripts["monday"], 4, "monday")
     run_and_keep(Night(disk, 1, 4712, "delivery"), scripts["tuesday"], 4, "tuesday")
     put_scripts_back()
-    killed = Night(disk, 2, 4713, "delivery")
-    run_and_keep(killed, scripts["tuesday"], 6, "", preempt_at_a_save)
-    time.sleep(2)
-    again = Night(disk, 2, 4713, "delivery")
-    again.moved_s = killed.moved_s
-    again.run(scripts["tuesday"], 6)
-    again.keep(INCIDENT / "wednesday")
-    seen = backup.stat().st_mtime + sunday_to_wednesday_s + killed.begun
-    os.utime(backup, (seen, seen))  # Sunday, as seen from Wednesday
-    listing(killed, INCIDENT / "wednesday/ls.txt")
-    shutil.copy(checkpoint, INCIDENT / "wednesday")
-    shutil.copy(backup, checkpoint)
+    wednesday(disk, scripts["tuesday"], sunday)
+    shutil.copy(disk / "backup-of-sunday.pt", checkpoint)
     run_and_keep(Night(disk, 3, 4715, "delivery"), scripts["thursday"], 4, "thursday")
     put_scripts_back()
     for name in ("metrics.csv", "scheduler.log"):
         shutil.copy(disk / name, INCIDENT / name)
     shutil.rmtree(INCIDENT / "delivery", ignore_errors=True)
     shutil.copytree(disk / "delivery", INCIDENT / "delivery")
+
+
+def wednesday(disk: Path, script: Path, sunday: Night) -> None:
+    """Runs the job that is preempted in a save, starts it again, and keeps what both have left."""
+    checkpoint = disk / "checkpoint.pt"
+
+    def preempt_at_a_save(night: Night, agents: list[subprocess.Popen]) -> None:
+        preempt(night, checkpoint, agents)
+
+    killed = Night(disk, 2, 4713, "delivery")
+    run_and_keep(killed, script, 6, "", preempt_at_a_save)
+    time.sleep(2)
+    again = Night(disk, 2, 4713, "delivery")
+    again.moved_s = killed.moved_s
+    again.run(script, 6)
+    again.keep(INCIDENT / "wednesday")
+    backup = disk / "backup-of-sunday.pt"
+    sunday_to_wednesday_s = sunday.moved_s - (MONDAY + timedelta(days=2)).timestamp()
+    saved_s = backup.stat().st_mtime + sunday_to_wednesday_s + killed.begun
+    os.utime(backup, (saved_s, saved_s))  # Sunday, as seen from Wednesday
+    listing(killed, INCIDENT / "wednesday/ls.txt")
+    shutil.copy(checkpoint, INCIDENT / "wednesday")
 
 
 def run_and_keep(

@@ -25,7 +25,7 @@ from typing import NamedTuple
 from jupyter_client import BlockingKernelClient, KernelManager
 
 from course_tools.grading import sandbox
-from course_tools.learner import progress
+from course_tools.kernels import QUIET
 
 FAIR = 4.0  # the slowest may take so many times what the median takes
 PATIENCE_S = 300
@@ -73,7 +73,7 @@ def kernels(count: int) -> Iterator[list[BlockingKernelClient]]:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="k"))
 
         def start(number: int) -> BlockingKernelClient:
-            manager = KernelManager(transport="ipc", ip=f"{folder}/{number}", config=progress.QUIET)
+            manager = KernelManager(transport="ipc", ip=f"{folder}/{number}", config=QUIET)
             manager.start_kernel(cwd=folder)
             stack.callback(manager.shutdown_kernel, now=True)
             client = manager.client()

@@ -38,6 +38,7 @@ from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernel
 from nbformat import NotebookNode
 
 from course_tools import ROOT
+from course_tools.kernels import QUIET
 from course_tools.notebooks.cells import (
     ANSI,
     METADATA,
@@ -64,25 +65,32 @@ class Target(NamedTuple):
 def targets(root: Path, names: Sequence[str] = ()) -> list[Target]:
     """Returns the notebooks of all sources, or of those named by slug (`00_start_here`, `00`)."""
     known = list(_all_targets(root))
+    if not names:
+        return known
     chosen = []
     for name in names:
         matches = [target for target in known if f"{target.built.stem}_".startswith(f"{name}_")]
         if not matches:
-            slugs = ", ".join(sorted({target.built.stem for target in known})) or "none yet"
-            raise BuildError(f"no source is called {name}; there are: {slugs}")
+            slugs = sorted({target.built.stem for target in known})
+            there_are = ", ".join(slugs) or "none yet"
+            raise BuildError(f"no source is called {name}; there are: {there_are}")
         chosen += matches
-    return chosen if names else known
+    return chosen
 
 
 def _all_targets(root: Path) -> Iterator[Target]:
-    for source in sorted((root / "source/lessons").glob("[0-9]*_*.py")):
-        yield Target(source, root / "notebooks" / f"{source.stem}.ipynb", cut=False)
-    for source in sorted((root / "source/labs").glob("[0-9]*_*.py")):
-        yield Target(source, root / "exercises" / f"{source.stem}.ipynb", cut=True)
-        yield Target(source, root / "solutions" / f"{source.stem}.ipynb", cut=False)
+    for source in _numbered_sources(root / "source/lessons"):
+        yield Target(source, root / f"notebooks/{source.stem}.ipynb", cut=False)
+    for source in _numbered_sources(root / "source/labs"):
+        yield Target(source, root / f"exercises/{source.stem}.ipynb", cut=True)
+        yield Target(source, root / f"solutions/{source.stem}.ipynb", cut=False)
     challenge = root / "source/challenge.py"
     if challenge.exists():
         yield Target(challenge, root / "exercises/challenge.ipynb", cut=False)
+
+
+def _numbered_sources(folder: Path) -> list[Path]:
+    return sorted(folder.glob("[0-9]*_*.py"))
 
 
 def plan(target: Target) -> NotebookNode:
@@ -129,6 +137,7 @@ def execute(notebook: NotebookNode, folder: Path, timeout: int = 600) -> None:
         record_timing=False,
         store_widget_state=False,
         resources={"metadata": {"path": str(folder)}},
+        config=QUIET,
     )
     try:
         client.execute(env=os.environ | {"COURSE_LANG": "en"})
@@ -193,10 +202,10 @@ def _drift(target: Target, root: Path) -> list[str]:
 
 def _orphans(root: Path, wanted: set[Path]) -> list[str]:
     """Notebooks that no source wants."""
-    there: set[Path] = set()
+    built: set[Path] = set()
     for folder in ("notebooks", "exercises", "solutions"):
-        there.update((root / folder).glob("*.ipynb"))
-    orphans = sorted(there - wanted)
+        built.update((root / folder).glob("*.ipynb"))
+    orphans = sorted(built - wanted)
     return [f"{path.relative_to(root)}: orphaned, it has no source" for path in orphans]
 
 
@@ -227,14 +236,15 @@ def run(args: argparse.Namespace, root: Path) -> int:
     if args.take and not args.names:
         raise BuildError("--take needs the name of a chapter, such as 00_start_here")
     for target in targets(root, args.names):
-        built, source = target.built.relative_to(root), target.source.relative_to(root)
+        built = target.built.relative_to(root)
+        source = target.source.relative_to(root)
         try:
             if not args.take:
                 print(f"{source} -> {built}", flush=True)
                 build(target, root)
             elif not target.cut:
-                has_changed = take(target)
-                print(f"{source}: {'taken from' if has_changed else 'says already'} {built}")
+                outcome = "taken from" if take(target) else "says already"
+                print(f"{source}: {outcome} {built}")
         except BuildError as error:
             raise BuildError(f"{built}: {error}") from None
     return 0

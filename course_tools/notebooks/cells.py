@@ -23,8 +23,10 @@ METADATA = {
 }
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
+# A marked solution: its indentation, what a learner sees instead, and the solution itself.
 SOLUTION = re.compile(
-    r"^([ \t]*)### BEGIN SOLUTION[ \t]*(.*)\n((?:.*\n)*?)[ \t]*### END SOLUTION[ \t]*$", re.M
+    r"^([ \t]*)### BEGIN SOLUTION[ \t]*(.*)\n((?:.*\n)*?)[ \t]*### END SOLUTION[ \t]*$",
+    re.MULTILINE,
 )
 
 
@@ -47,7 +49,10 @@ def write_percent(notebook: NotebookNode) -> str:
     Raises:
         BuildError: A cell holds what percent text cannot say, such as an attached picture.
     """
-    filters = {"notebook_metadata_filter": "-all", "cell_metadata_filter": ",".join(KEPT) + ",-all"}
+    filters = {
+        "notebook_metadata_filter": "-all",
+        "cell_metadata_filter": ",".join([*KEPT, "-all"]),
+    }
     bare = nbformat.v4.new_notebook(cells=notebook.cells, metadata={"jupytext": filters})
     text = jupytext.writes(bare, fmt="py:percent")
     lost = list(differences(notebook, read_percent(text)))
@@ -58,21 +63,32 @@ def write_percent(notebook: NotebookNode) -> str:
 
 def cut_solution(text: str) -> str:
     """Returns a code cell's text with every marked solution replaced by its stub."""
-
-    def stub(match: re.Match[str]) -> str:
-        indent, instead, body = match.groups()
-        code = [line for line in body.splitlines() if line.strip() and line.strip()[0] != "#"]
-        count = f"about {len(code)} line" + "s" * (len(code) != 1)
-        lines = [instead] if instead else []
-        if not instead or instead.startswith("#"):
-            lines.append(f'raise NotImplementedError("{count}")')
-        return "\n".join(indent + line for line in lines)
-
-    nested = any("### BEGIN SOLUTION" in match[3] for match in SOLUTION.finditer(text))
-    result = SOLUTION.sub(stub, text)
-    if nested or re.search("### (BEGIN|END) SOLUTION", result):
+    is_nested = any("### BEGIN SOLUTION" in match[3] for match in SOLUTION.finditer(text))
+    result = SOLUTION.sub(_stub, text)
+    if is_nested or re.search("### (BEGIN|END) SOLUTION", result):
         raise BuildError(f"a solution's markers do not pair up in the cell:\n{text}")
     return result
+
+
+def _stub(solution: re.Match[str]) -> str:
+    """What a learner sees instead of a marked solution."""
+    indent, instead, body = solution.groups()
+    lines = [instead] if instead else []
+    if not instead or instead.startswith("#"):
+        count = _code_lines(body)
+        unit = "line" if count == 1 else "lines"
+        lines.append(f'raise NotImplementedError("about {count} {unit}")')
+    return "\n".join(indent + line for line in lines)
+
+
+def _code_lines(text: str) -> int:
+    """How many lines are neither blank nor a comment."""
+    count = 0
+    for line in text.splitlines():
+        stripped = line.strip()
+        if stripped and not stripped.startswith("#"):
+            count += 1
+    return count
 
 
 def compose(cells: Iterable[NotebookNode]) -> NotebookNode:
@@ -83,10 +99,10 @@ def compose(cells: Iterable[NotebookNode]) -> NotebookNode:
         text = cell.source.strip("\n")
         key = f"{cell.cell_type}\n{text}"
         seen[key] += 1  # equal cells still need ids of their own
-        digest = hashlib.sha256(f"{key}\n{seen[key]}".encode()).hexdigest()[:12]
-        make = getattr(nbformat.v4, f"new_{cell.cell_type}_cell")
+        digest = hashlib.sha256(f"{key}\n{seen[key]}".encode()).hexdigest()
+        new_cell = getattr(nbformat.v4, f"new_{cell.cell_type}_cell")
         kept = {name: cell.metadata[name] for name in KEPT if name in cell.metadata}
-        new = make(text, id=digest, metadata=kept)
+        new = new_cell(text, id=digest[:12], metadata=kept)
         if cell.get("attachments"):
             new.attachments = cell.attachments
         notebook.cells.append(new)
@@ -100,15 +116,26 @@ def tidy(notebook: NotebookNode) -> NotebookNode:
         if cell.cell_type != "code":
             continue
         cell.execution_count = old.execution_count
-        for output in map(NotebookNode, old.outputs):
-            last = cell.outputs[-1] if cell.outputs else {}
-            if "data" in output:  # a view without its model shows as "model not found"
-                output.data = {k: v for k, v in output.data.items() if k != WIDGET_VIEW}
-            if output.output_type == "stream" and last.get("name") == output.name:
-                cell.outputs[-1] = NotebookNode(last, text=last.text + output.text)
-            elif output.get("data") != {}:
-                cell.outputs.append(output)
+        cell.outputs = _tidy_outputs(old.outputs)
     return clean
+
+
+def _tidy_outputs(outputs: Iterable[NotebookNode]) -> list[NotebookNode]:
+    """Outputs without views of widgets; what was printed piece by piece is one text again."""
+    tidied: list[NotebookNode] = []
+    for output in map(NotebookNode, outputs):
+        if "data" in output:
+            data = dict(output.data)
+            data.pop(WIDGET_VIEW, None)  # without its model it shows as "model not found"
+            if not data:
+                continue
+            output.data = data
+        if output.output_type == "stream" and tidied and tidied[-1].get("name") == output.name:
+            earlier = tidied[-1]
+            tidied[-1] = NotebookNode(earlier, text=earlier.text + output.text)
+        else:
+            tidied.append(output)
+    return tidied
 
 
 def strings(value: Any) -> Iterator[str]:
@@ -126,9 +153,7 @@ def strings(value: Any) -> Iterator[str]:
 
 def faults(notebook: NotebookNode, root: Path) -> Iterator[str]:
     """Yields what must not be committed: unrun cells, errors, and paths of this machine."""
-    places = {str(root), str(Path.home()), sys.prefix, tempfile.gettempdir()} - {"/"}
-    paths = "|".join(re.escape(place) for place in sorted(places, key=len, reverse=True))
-    path = re.compile(rf"(?<![\w.])(?:{paths})(?![\w.-])[^\s'\",;:)]*")
+    path_here = _paths_of_this_machine(root)
     run = 0
     for number, cell in enumerate(notebook.cells):
         if cell.cell_type != "code" or not cell.source.strip():
@@ -138,12 +163,20 @@ def faults(notebook: NotebookNode, root: Path) -> Iterator[str]:
             yield f"cell {number} was never run"
         elif cell.execution_count != run:
             yield f"cell {number} was run out of order: [{cell.execution_count}], not [{run}]"
-        expected = "raises-exception" in cell.metadata.get("tags", [])
+        may_fail = "raises-exception" in cell.metadata.get("tags", [])
         for output in cell.outputs:
-            if output.output_type == "error" and not expected:
+            if output.output_type == "error" and not may_fail:
                 yield f"cell {number} ends in {output.ename} without the tag raises-exception"
-            for match in path.finditer("\n".join(strings(output))):
+            shown = "\n".join(strings(output))
+            for match in path_here.finditer(shown):
                 yield f"cell {number} shows a path of this machine: {match[0]}"
+
+
+def _paths_of_this_machine(root: Path) -> re.Pattern[str]:
+    folders = {str(root), str(Path.home()), sys.prefix, tempfile.gettempdir()} - {"/"}
+    longest_first = sorted(folders, key=len, reverse=True)
+    alternatives = "|".join(map(re.escape, longest_first))
+    return re.compile(rf"(?<![\w.])(?:{alternatives})(?![\w.-])[^\s'\",;:)]*")
 
 
 def essence(cell: NotebookNode) -> dict[str, Any]:

@@ -55,16 +55,17 @@ flowchart TB
     B --> D
 ```
 """
-
-
 WORDS = {"B9"}  # advice, which no cell can run
+
+
+Say = Callable[[str], str]  # says an English text in a language
 
 
 class Tongue(NamedTuple):
     """A language: how a notebook is read in it, and how a text of this file is said."""
 
     read: Callable[[Path], NotebookNode]
-    say: Callable[[str], str]
+    say: Say
 
 
 ENGLISH = Tongue(partial(nbformat.read, as_version=4), str)
@@ -80,14 +81,21 @@ class Place(NamedTuple):
 
 def chapters(root: Path = ROOT, tongue: Tongue = ENGLISH) -> dict[Path, NotebookNode]:
     """Returns the lessons in their order."""
-    return {path: tongue.read(path) for path in sorted((root / "notebooks").glob("[0-9]*_*.ipynb"))}
+    return _numbered(root / "notebooks", tongue)
 
 
 def labs(root: Path = ROOT, tongue: Tongue = ENGLISH) -> dict[Path, NotebookNode]:
     """Returns the solved labs in their order; unsolved ones where learners have no others."""
-    solutions = root / "solutions"
-    folder = solutions if solutions.exists() else root / "exercises"
-    return {path: tongue.read(path) for path in sorted(folder.glob("[0-9]*_*.ipynb"))}
+    folder = root / "solutions"
+    if not folder.exists():
+        folder = root / "exercises"
+    return _numbered(folder, tongue)
+
+
+def _numbered(folder: Path, tongue: Tongue) -> dict[Path, NotebookNode]:
+    """The notebooks of a folder that have a number."""
+    paths = sorted(folder.glob("[0-9]*_*.ipynb"))
+    return {path: tongue.read(path) for path in paths}
 
 
 def rows(root: Path = ROOT) -> dict[str, dict[str, str]]:
@@ -101,14 +109,18 @@ def places(notebooks: dict[Path, NotebookNode]) -> Iterator[tuple[str, Place]]:
         heading = ""
         for cell in notebook.cells:
             if cell.cell_type == "markdown":
-                heading = (re.findall(r"^##+ (.*)$", cell.source, re.M) or [heading])[-1]
+                headings = re.findall(r"^##+ (.*)$", cell.source, re.MULTILINE)
+                if headings:
+                    heading = headings[-1]
             for row, count in rows_of(cell):
                 yield row, Place(path, heading, count)
 
 
 def rows_of(cell: NotebookNode) -> Iterator[tuple[str, int]]:
     """Yields each row that a cell was run for (or tells, if in WORDS), and its number (or 0)."""
-    count = (cell.get("outputs") and cell.execution_count) or 0
+    count = 0
+    if cell.get("outputs"):
+        count = cell.execution_count or 0
     for tag in cell.metadata.get("tags", []):
         row = tag.removeprefix("row-")
         if row != tag and (count or row in WORDS):
@@ -117,14 +129,29 @@ def rows_of(cell: NotebookNode) -> Iterator[tuple[str, int]]:
 
 def missing(root: Path = ROOT) -> list[str]:
     """Returns a line for each row without a cell, and for each tag that names no row."""
-    known = {row for article in rows(root).values() for row in article if row != "title"}
+    known: set[str] = set()
+    for article in rows(root).values():
+        known.update(article.keys() - {"title"})
     done = {row for row, _ in places(chapters(root) | labs(root))}
     lost = [f"{row}: no cell that was run carries the tag row-{row}" for row in known - done]
-    return sorted(lost) + [f"row-{row}: no such row" for row in sorted(done - known)]
+    unknown = [f"row-{row}: no such row" for row in done - known]
+    return sorted(lost) + sorted(unknown)
+
+
+FORMS = {
+    "title": "# 00 · Start here",
+    "question": "**Why?**, a line of its own",
+    "minutes": "30 minutes",
+    "hardware": "**Hardware:** two cores",
+}
 
 
 def facts(notebook: NotebookNode) -> dict[str, str]:
-    """Returns a chapter's title, question, minutes and hardware, read off its first cell."""
+    """Returns a chapter's title, question, minutes and hardware, read off its first cell.
+
+    Raises:
+        ValueError: it does not say one of them; the message shows how to write it.
+    """
     text = notebook.cells[0].source
     patterns = {
         "title": r"^# \d+ · (.+)$",
@@ -132,43 +159,64 @@ def facts(notebook: NotebookNode) -> dict[str, str]:
         "minutes": r"(\d+) (?:minutes|分钟)",
         "hardware": r"\*\*(?:Hardware:|硬件\uff1a)\*\* (.+?)(?: ?\*\*(?:Before|前一章)|$)",
     }
-    found = {name: re.search(pattern, text, re.M) for name, pattern in patterns.items()}
-    lost = [name for name, match in found.items() if not match]
+    read, lost = {}, []
+    for name, pattern in patterns.items():
+        match = re.search(pattern, text, re.MULTILINE)
+        if match:
+            read[name] = match[1]
+        else:
+            lost.append(name)
     if lost:
-        raise ValueError(f"the first cell does not say its {' and '.join(lost)}:\n{text}")
-    return {name: match[1] for name, match in found.items() if match}
+        heading, *_ = text.splitlines()
+        missing_words = ", ".join(f"{name} as in `{FORMS[name]}`" for name in lost)
+        raise ValueError(f"the first cell below `{heading}` does not say its {missing_words}")
+    return read
 
 
 def chapter_table(root: Path, tongue: Tongue = ENGLISH) -> Iterator[str]:
     """Yields the table of chapters and labs."""
     yield tongue.say("| | chapter | the question | minutes | hardware | lab |")
     yield "| --- | --- | --- | --- | --- | --- |"
-    total, unit = 0, tongue.say("minutes")
-    solved = {path.name: lab for path, lab in labs(root).items()}
+    unit = tongue.say("minutes")
+    total_minutes = 0
+    solved = {path.name: notebook for path, notebook in labs(root).items()}
     for path, notebook in chapters(root, tongue).items():
-        about, number = facts(notebook), path.name[:2]
-        total += int(about["minutes"])
-        row = f"| {number} | [{about['title']}]({path.name}) | {about['question']} "
-        row += f"| {about['minutes']} | {about['hardware']} | "
-        lab = solved.get(path.name)
-        if lab:
-            minutes = int(re.search(r"(\d+) minutes", lab.cells[0].source)[1])
-            total += minutes
-            row += f"[{minutes} {unit}](../exercises/{path.name}) |"
-        yield row + ("" if lab else "|")
-    yield "\n" + tongue.say("All of it: about {hours} hours.").format(hours=round(total / 60))
+        about = facts(notebook)
+        total_minutes += int(about["minutes"])
+        lab_link = ""
+        if path.name in solved:
+            minutes = _lab_minutes(solved[path.name])
+            total_minutes += minutes
+            lab_link = f"[{minutes} {unit}](../exercises/{path.name}) "
+        link = f"[{about['title']}]({path.name})"
+        yield (
+            f"| {path.name[:2]} | {link} | {about['question']} "
+            f"| {about['minutes']} | {about['hardware']} | {lab_link}|"
+        )
+    hours = round(total_minutes / 60)
+    yield "\n" + tongue.say("All of it: about {hours} hours.").format(hours=hours)
+
+
+def _lab_minutes(lab: NotebookNode) -> int:
+    """How long a lab takes, as its first cell says."""
+    text = lab.cells[0].source
+    return int(re.search(r"(\d+) minutes", text)[1])
 
 
 def launches(notebook: NotebookNode) -> list[tuple[str, str]]:
     """Returns the worker and the backend of each `launch` in the cells, as they are written."""
     code = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code")
-    found = []
+    calls = []
     for node in ast.walk(ast.parse(code)):
-        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "launch":
-            options = {option.arg: option.value for option in node.keywords}
-            backend = options.get("backend", ast.Constant("auto"))
-            found.append((ast.unparse(node.args[0]), ast.literal_eval(backend) or "own"))
-    return found
+        if not isinstance(node, ast.Call) or getattr(node.func, "id", "") != "launch":
+            continue
+        worker = ast.unparse(node.args[0])
+        backend = "auto"
+        for option in node.keywords:
+            if option.arg == "backend":
+                backend = ast.literal_eval(option.value) or "own"
+        calls.append((worker, backend))
+    return calls
 
 
 def reasons(root: Path = ROOT) -> dict[str, str]:
@@ -180,7 +228,8 @@ def device_table(root: Path, tongue: Tongue = ENGLISH) -> Iterator[str]:
     """Yields the table of what runs on GPUs where there are, and what does not, and why."""
     yield tongue.say("| | launches that take GPUs | by gloo on the CPU | why by gloo |")
     yield "| --- | ---: | ---: | --- |"
-    why, total = reasons(root), Counter()
+    why = reasons(root)
+    total: Counter[str] = Counter()
     for path, notebook in chapters(root).items():
         number = path.name[:2]
         backends = Counter(backend for _, backend in launches(notebook))
@@ -192,32 +241,35 @@ def device_table(root: Path, tongue: Tongue = ENGLISH) -> Iterator[str]:
 
 def row_tables(root: Path, tongue: Tongue = ENGLISH) -> Iterator[str]:
     """Yields a table per article: what it teaches, and the cells that do it."""
-    found: dict[str, list[Place]] = {}
+    places_of: dict[str, list[Place]] = {}  # by row
     for row, place in places(chapters(root, tongue) | labs(root, tongue)):
-        found.setdefault(row, []).append(place)
+        places_of.setdefault(row, []).append(place)
+    head = tongue.say("| | what | where |")
     for letter, article in rows(root).items():
-        head = tongue.say("| | what | where |")
-        yield f"\n### {letter} · {tongue.say(article['title'])}\n\n{head}\n| --- | --- | --- |"
-        for row, what in article.items():
-            if row != "title":
-                links = "; ".join(map(link, merged(found.get(row, []))))
-                yield f"| {row} | {tongue.say(what)} | {links} |"
+        title = tongue.say(article["title"])
+        yield f"\n### {letter} · {title}\n\n{head}\n| --- | --- | --- |"
+        for row, english in article.items():
+            if row == "title":
+                continue
+            links = "; ".join(_links(places_of.get(row, [])))
+            yield f"| {row} | {tongue.say(english)} | {links} |"
 
 
-def merged(found: list[Place]) -> Iterator[tuple[Place, list[int]]]:
-    """Yields each part of a notebook once, with the numbers of all its cells."""
-    for part in dict.fromkeys(place[:2] for place in found):
-        same = [place for place in found if place[:2] == part]
-        yield same[0], sorted(place.count for place in same)
+def _links(places_of_row: list[Place]) -> Iterator[str]:
+    """A link to each part of a notebook, with the numbers of all its cells that do a row."""
+    counts: dict[tuple[Path, str], list[int]] = {}  # by notebook and heading
+    for place in places_of_row:
+        counts.setdefault((place.notebook, place.heading), []).append(place.count)
+    for (notebook, heading), counts_of_part in counts.items():
+        numbers = [f"[{count}]" for count in sorted(counts_of_part) if count]
+        yield f"{_link(notebook)} {heading} {' '.join(numbers)}"
 
 
-def link(part: tuple[Place, list[int]]) -> str:
-    """Returns a link to a notebook, with the heading and numbers of cells."""
-    place, counts = part
-    folder = place.notebook.parent.name
-    name = place.notebook.name[:2] if folder == "notebooks" else f"lab {place.notebook.name[:2]}"
-    to = place.notebook.name if folder == "notebooks" else f"../exercises/{place.notebook.name}"
-    return f"[{name}]({to}) {place.heading} " + " ".join(f"[{count}]" for count in counts if count)
+def _link(notebook: Path) -> str:
+    number = notebook.name[:2]
+    if notebook.parent.name == "notebooks":
+        return f"[{number}]({notebook.name})"
+    return f"[lab {number}](../exercises/{notebook.name})"
 
 
 def text(root: Path = ROOT, tongue: Tongue = ENGLISH) -> str:
@@ -259,9 +311,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="report drift, change nothing")
     check = parser.parse_args(argv).check
     problems, path = missing(), ROOT / "notebooks/README.md"
+    try:
+        new = text()
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 1
     if not check:
-        path.write_text(text(), encoding="utf-8")
-    elif not path.exists() or path.read_text(encoding="utf-8") != text():
+        path.write_text(new, encoding="utf-8")
+    elif not path.exists() or path.read_text(encoding="utf-8") != new:
         problems.append("notebooks/README.md is old: make notebooks")
     print("\n".join(problems) or "every row of the articles has its cell")
     return int(bool(problems))

@@ -3,12 +3,14 @@
 import ast
 import html
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import nbformat
 from nbformat import NotebookNode
+
+from course_tools.notebooks.course_map import Say
 
 
 class Question(NamedTuple):
@@ -20,77 +22,149 @@ class Question(NamedTuple):
     choices: list[str]
 
 
+class Answer(NamedTuple):
+    """What answers a prediction."""
+
+    cell: NotebookNode
+    within: float  # how near to what was measured a prediction must be
+
+
 def questions(cells: Iterable[NotebookNode]) -> Iterator[tuple[NotebookNode, Question]]:
     """Yields the cells that ask, each with what it asks."""
     number = 0
     for cell in cells:
-        for statement in _tree(cell).body:
-            call = getattr(statement, "value", None)
-            if _is_call(call, "predict") and call.args and isinstance(statement, ast.Assign):
-                found = _choices(_tree(cell), call)
-                yield cell, Question(number, statement.targets[0].id, call.args[0].value, found)
-                number += 1
+        tree = _tree(cell)
+        for statement in tree.body:
+            if not isinstance(statement, ast.Assign):
+                continue
+            call = statement.value
+            if not _is_call(call, "predict") or not call.args:
+                continue
+            variable = statement.targets[0].id
+            text = call.args[0].value
+            yield cell, Question(number, variable, text, _choices(tree, call))
+            number += 1
 
 
 def _tree(cell: NotebookNode) -> ast.Module:
-    asks = cell.cell_type == "code" and ("predict(" in cell.source or ".measured(" in cell.source)
-    return ast.parse(cell.source if asks else "")
+    """The code of a cell that asks or answers; of any other cell, none."""
+    code = ""
+    if cell.cell_type == "code" and re.search(r"predict\(|\.measured\(", cell.source):
+        code = cell.source
+    return ast.parse(code)
 
 
 def _is_call(node: Any, name: str) -> bool:
-    return isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == name
+    if not isinstance(node, ast.Call):
+        return False
+    called = ast.unparse(node.func)
+    return called.split(".")[-1] == name
+
+
+def _argument(call: ast.Call, name: str) -> ast.expr | None:
+    for keyword in call.keywords:
+        if keyword.arg == name:
+            return keyword.value
+    return None
 
 
 def _choices(tree: ast.Module, call: ast.Call) -> list[str]:
     """What one may choose among: written there, or in plain values of the same cell."""
-    given = next((word.value for word in call.keywords if word.arg == "choices"), None)
-    if given is None:
+    written = _argument(call, "choices")
+    if written is None:
         return []
-    known: dict[str, Any] = {"tuple": tuple}
+    values: dict[str, Any] = {"tuple": tuple}
     for statement in tree.body:
-        plain = not any(isinstance(part, ast.Call) for part in ast.walk(statement))
-        if isinstance(statement, ast.Assign | ast.AugAssign) and plain:
-            exec(ast.unparse(statement), {"__builtins__": {}}, known)
-    return list(map(str, eval(ast.unparse(given), {"__builtins__": {}}, known)))
+        if isinstance(statement, ast.Assign | ast.AugAssign) and not _has_call(statement):
+            exec(ast.unparse(statement), {"__builtins__": {}}, values)
+    choices = eval(ast.unparse(written), {"__builtins__": {}}, values)
+    return [str(choice) for choice in choices]
 
 
-def answers(cells: Iterable[NotebookNode]) -> dict[str, tuple[NotebookNode, float]]:
+def _has_call(statement: ast.stmt) -> bool:
+    return any(isinstance(node, ast.Call) for node in ast.walk(statement))
+
+
+def answers(cells: Iterable[NotebookNode]) -> dict[str, Answer]:
     """By the variable of a question, the first cell that answers it and how near one must be."""
-    found: dict[str, tuple[NotebookNode, float]] = {}
+    by_variable: dict[str, Answer] = {}
     for cell in cells:
-        for call in (part for part in ast.walk(_tree(cell)) if _is_call(part, "measured")):
-            near = {word.arg: word.value for word in call.keywords}.get("within")
-            name = ast.unparse(call.func).split(".")[0]
-            found.setdefault(name, (cell, ast.literal_eval(near) if near else 0.0))
-    return found
+        for node in ast.walk(_tree(cell)):
+            if not _is_call(node, "measured"):
+                continue
+            variable = ast.unparse(node.func).split(".")[0]
+            written = _argument(node, "within")
+            within = 0.0
+            if written is not None:
+                within = ast.literal_eval(written)
+            by_variable.setdefault(variable, Answer(cell, within))
+    return by_variable
 
 
-def fold(cells: list[NotebookNode], chapter: str, say: Callable[[str], str] = str) -> int:
+def fold(cells: list[NotebookNode], chapter: str, say: Say = str) -> int:
     """Folds what answers a prediction, puts the question on the page; returns how many there are.
 
     Between a question and its answer an experiment may show the answer, so all of it is folded.
     """
-    asked, answered = list(questions(cells)), answers(cells)
-    places = {id(cell): place for place, cell in enumerate(cells)}
+    asked = list(questions(cells))
+    answered = answers(cells)
+    positions = {id(cell): position for position, cell in enumerate(cells)}
     for cell, question in asked:
-        last, within = answered.get(question.name, (cell, 0.0))
-        for own in cells[places[id(cell)] + 1 : places[id(last)] + 1]:
-            if own.cell_type == "code" and own.outputs:
-                tags = own.metadata.setdefault("tags", [])
-                wanted = "hide-output", f"tells-{question.number}"
-                tags += [tag for tag in wanted if tag not in tags]
-        told = re.search(
-            rf"^{re.escape(question.text)}: (about )?(.*) \(no prediction\)$", _said(last), re.M
-        )
-        cell.outputs.append(markup(ask(chapter, question, told[2] if told else "", within, say)))
+        answer = answered.get(question.name, Answer(cell, 0.0))
+        asking = positions[id(cell)]
+        answering = positions[id(answer.cell)]
+        for experiment in cells[asking + 1 : answering + 1]:
+            _hide_output(experiment, question)
+        measured = _measured(answer.cell, question)
+        form = ask(chapter, question, measured, answer.within, say)
+        cell.outputs.append(markup(form))
     for cell in cells:
         if cell.cell_type == "code" and "predict()" in cell.source.splitlines():
             cell.outputs = [markup(f'<p class="score" data-chapter="{chapter}"></p>')]
     return len(asked)
 
 
-def _said(cell: NotebookNode) -> str:
-    return "".join(output.get("text", "") for output in cell.outputs)
+def _hide_output(cell: NotebookNode, question: Question) -> None:
+    """Tags a cell whose output tells what is asked."""
+    if cell.cell_type != "code" or not cell.outputs:
+        return
+    tags = cell.metadata.setdefault("tags", [])
+    for tag in ("hide-output", f"tells-{question.number}"):
+        if tag not in tags:
+            tags.append(tag)
+
+
+def _measured(cell: NotebookNode, question: Question) -> str:
+    """What a cell printed as the answer of a question; nothing if it printed none."""
+    printed = "".join(output.get("text", "") for output in cell.outputs)
+    pattern = rf"^{re.escape(question.text)}: (?:about )?(.*) \(no prediction\)$"
+    match = re.search(pattern, printed, re.MULTILINE)
+    return match[1] if match else ""
+
+
+def _buttons(choices: list[str], say: Say) -> str:
+    """A button for each choice."""
+    yes_no = {"True": say("yes"), "False": say("no")}
+    buttons = ""
+    for choice in choices:
+        value = html.escape(choice)
+        label = yes_no.get(choice, value)
+        button = f'<input type="radio" name="answer" value="{value}" required>'
+        buttons += f"<label>{button}{label}</label>"
+    return buttons
+
+
+def _line(measured: str, say: Say) -> str:
+    """A line to write an answer on; below it a slider, if the answer is a number."""
+    label = say("your answer")
+    list_hint = say("a list: numbers or words")
+    hint = list_hint if measured.startswith("[") else say("a number or a word")
+    line = f'<input type="text" name="answer" aria-label="{label}" required '
+    line += f'autocomplete="off" placeholder="{hint}">'
+    if _number(measured) is not None:
+        roughly = say("your answer, roughly")
+        line += f'<input type="range" max="100" step="any" aria-label="{roughly}">'
+    return line
 
 
 def ask(
@@ -98,31 +172,26 @@ def ask(
     question: Question,
     measured: str,
     within: float,
-    say: Callable[[str], str] = str,
+    say: Say = str,
 ) -> str:
     """The form of a question: choices, a slider beside a number, or a line for anything else."""
-    choices = question.choices or (["True", "False"] if measured in ("True", "False") else [])
-    yes_no = {"True": say("yes"), "False": say("no")}
-    if choices:
-        fields = "".join(
-            f'<label><input type="radio" name="answer" value="{_safe(one)}" required>'
-            f"{yes_no.get(one, _safe(one))}</label>"
-            for one in choices
-        )
-    else:
-        mine, list_of = say("your answer"), say("a list: numbers or words")
-        hint = list_of if measured.startswith("[") else say("a number or a word")
-        fields = f'<input type="text" name="answer" aria-label="{mine}" required '
-        fields += f'autocomplete="off" placeholder="{hint}">'
-        if _number(measured) is not None:
-            roughly = say("your answer, roughly")
-            fields += f'<input type="range" max="100" step="any" aria-label="{roughly}">'
+    choices = question.choices
+    if not choices and measured in ("True", "False"):
+        choices = ["True", "False"]
+    fields = _buttons(choices, say) if choices else _line(measured, say)
     first, compare = say("Predict first:"), say("Compare")
-    facts = {"chapter": chapter, "number": question.number, "question": question.text}
-    facts |= {"measured": measured, "within": within}
-    data = " ".join(f'data-{name}="{_safe(str(value))}"' for name, value in facts.items())
+    facts = {
+        "chapter": chapter,
+        "number": question.number,
+        "question": question.text,
+        "measured": measured,
+        "within": within,
+    }
+    data = ""
+    for name, value in facts.items():
+        data += f' data-{name}="{html.escape(str(value))}"'
     return (
-        f'<form class="ask" {data}><fieldset><legend>{first} {_safe(question.text)} …'
+        f'<form class="ask"{data}><fieldset><legend>{first} {html.escape(question.text)} …'
         f"</legend>{fields}<button>{compare}</button></fieldset><output></output></form>"
     )
 
@@ -134,10 +203,6 @@ def _number(text: str) -> float | None:
         return None
 
 
-def _safe(text: str) -> str:
-    return html.escape(text, quote=True)
-
-
 def markup(text: str) -> NotebookNode:
     """Returns an output of nothing but HTML."""
     return nbformat.v4.new_output("display_data", {"text/html": text, "text/plain": ""})
@@ -145,4 +210,5 @@ def markup(text: str) -> NotebookNode:
 
 def asked_in(path: Path) -> int:
     """How many predictions a chapter asks for."""
-    return len(list(questions(nbformat.read(path, as_version=4).cells)))
+    notebook = nbformat.read(path, as_version=4)
+    return len(list(questions(notebook.cells)))

@@ -20,14 +20,20 @@ from nbformat import NotebookNode
 
 from course_tools import ROOT
 from course_tools.notebooks import course_map
-from course_tools.notebooks.predictions import questions
+from course_tools.notebooks.predictions import Question, questions
 
 LEAST, MOST = 0.1, 0.4  # of a session, for talk
 RUN_TIMES = "teaching/run_times.toml"
+WORDS_PER_MINUTE, LINES_PER_MINUTE = 150, 6
 RUNS_OF_A_LAB = 3
 MARKUP = re.compile(r"<[^>]+>|\]\([^)]*\)")
 STATED = re.compile(r"(?:[●○], |[●○] · |\*About |\*\*Write\*\* \()(\d+) minutes")
 LINES_TO_WRITE = re.compile(r"NotImplementedError\(\"about (\d+) lines?")
+CHECKPOINT = re.compile(
+    r"\*\*Check yourself\.\*\*(.+?)<details><summary>Answer</summary>(.+?)</details>", re.DOTALL
+)
+# `02`, `02 1-3` or `lab 02 1`.
+WHERE = re.compile(r"(?P<name>(?:lab )?\d\d)(?: (?P<first>\d+)(?:-(?P<last>\d+))?)?")
 DONE = (
     "<!-- Made by course_tools.notebooks.teaching of the notebooks and of teaching/plans.toml. -->"
 )
@@ -40,6 +46,10 @@ class Minutes(NamedTuple):
     write: float  # a line that the learner writes takes 1, with thinking and looking up
     run: float  # as measured; what a lab runs counts three times, since a check often fails first
 
+    def plus(self, other: "Minutes") -> "Minutes":
+        """What two parts take."""
+        return Minutes(self.read + other.read, self.write + other.write, self.run + other.run)
+
     def total(self) -> float:
         """All of it."""
         return sum(self)
@@ -50,7 +60,7 @@ class Part(NamedTuple):
 
     title: str
     minutes: Minutes
-    predictions: list[tuple[str, list[str]]]  # what is asked, and the choices if there are any
+    predictions: list[Question]
     written: list[str]  # functions that learners write
     questions: list[tuple[str, str]]  # checkpoint questions and their answers
 
@@ -68,25 +78,35 @@ def parts(notebook: NotebookNode, run_s: Sequence[float] = ()) -> list[Part]:
     cells = cells_of_parts(notebook)
     if run_s and len(run_s) != len(cells):
         raise ValueError(f"{len(cells)} parts, and {len(run_s)} in {RUN_TIMES}: measure them again")
-    times = run_s or [0.0] * len(cells)
-    return [_part(some, first=not number, run_s=times[number]) for number, some in enumerate(cells)]
+    times_s = run_s or [0.0] * len(cells)
+    result = []
+    for number, cells_of_part in enumerate(cells):
+        part = _part(cells_of_part, is_first=number == 0, run_s=times_s[number])
+        result.append(part)
+    return result
 
 
 def chapter(root: Path, name: str) -> tuple[Path, list[Part]]:
     """The file and the parts of `03`, or of `lab 03`."""
-    is_lab = name.startswith("lab")
-    (path,) = (root / ("exercises" if is_lab else "notebooks")).glob(f"{name[-2:]}_*.ipynb")
-    times_run = RUNS_OF_A_LAB if is_lab else 1
+    folder, times_run = "notebooks", 1
+    if name.startswith("lab"):
+        folder, times_run = "exercises", RUNS_OF_A_LAB
+    number = name[-2:]
+    (path,) = (root / folder).glob(f"{number}_*.ipynb")
     run_s = [times_run * seconds for seconds in run_times(root)[name]]
-    return path, parts(nbformat.read(path, as_version=4), run_s)
+    notebook = nbformat.read(path, as_version=4)
+    return path, parts(notebook, run_s)
 
 
 def cells_of_parts(notebook: NotebookNode) -> list[list[NotebookNode]]:
     """The cells of each part."""
     cells: list[list[NotebookNode]] = [[]]
+    has_heading = False  # the part that is being filled
     for cell in notebook.cells:
-        if _headings(cell) and any(map(_headings, cells[-1])):
-            cells.append([])
+        if _headings(cell):
+            if has_heading:
+                cells.append([])
+            has_heading = True
         cells[-1].append(cell)
     return cells
 
@@ -94,39 +114,51 @@ def cells_of_parts(notebook: NotebookNode) -> list[list[NotebookNode]]:
 def run_times(root: Path) -> dict[str, list[int]]:
     """The seconds that each part runs, by `03` or `lab 03`; nothing if nobody has measured yet."""
     path = root / RUN_TIMES
-    return tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    if not path.exists():
+        return {}
+    return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
 def _headings(cell: NotebookNode) -> list[str]:
-    return re.findall(r"^## (.+)$", cell.source, re.M) if cell.cell_type == "markdown" else []
+    if cell.cell_type != "markdown":
+        return []
+    return re.findall(r"^## (.+)$", cell.source, re.MULTILINE)
 
 
-def _part(cells: list[NotebookNode], first: bool, run_s: float) -> Part:
-    prose = "\n\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
-    shown = [cell for cell in cells if not cell.metadata.get("jupyter", {}).get("source_hidden")]
-    code = "\n".join(cell.source for cell in shown if cell.cell_type == "code")
-    stubs = [cell.source for cell in shown if "raise NotImplementedError" in cell.source]
-    to_write = re.findall(r"^(?:def|class) (\w+)", "\n".join(stubs), re.M)
+def _part(cells: list[NotebookNode], is_first: bool, run_s: float) -> Part:
+    headings, prose_cells, shown_code, stubs = [], [], [], []
+    for cell in cells:
+        headings += _headings(cell)
+        if cell.cell_type == "markdown":
+            prose_cells.append(cell.source)
+        elif not cell.metadata.get("jupyter", {}).get("source_hidden"):
+            shown_code.append(cell.source)
+            if "raise NotImplementedError" in cell.source:
+                stubs.append(cell.source)
+    prose = "\n\n".join(prose_cells)
+    code = "\n".join(shown_code)
+    to_write = re.findall(r"^(?:def|class) (\w+)", "\n".join(stubs), re.MULTILINE)
     checked = re.findall(r"check\(\s*(?:[\w.]+\()*(\w+)", code)  # finished forms are as well
-    minutes = Minutes(_reading(prose, code), _writing(cells[first:]), run_s / 60)
-    found = re.findall(
-        r"\*\*Check yourself\.\*\*(.+?)<details><summary>Answer</summary>(.+?)</details>",
-        prose, re.S,
-    )  # fmt: skip
+    cells_to_write_in = cells[1:] if is_first else cells  # the first says what the whole takes
+    minutes = Minutes(_reading(prose, code), _writing(cells_to_write_in), run_s / 60)
+    checkpoints = []
+    for question, answer in CHECKPOINT.findall(prose):
+        checkpoints.append((_plain(question), _plain(answer)))
     return Part(
-        (re.findall(r"^## (.+)$", prose, re.M) or [""])[0],
-        minutes,
-        [(question.text, question.choices) for _, question in questions(cells)],
-        [name for name in checked if name in to_write],
-        [(_plain(question), _plain(answer)) for question, answer in found],
+        title=headings[0] if headings else "",
+        minutes=minutes,
+        predictions=[question for _, question in questions(cells)],
+        written=[name for name in checked if name in to_write],
+        questions=checkpoints,
     )
 
 
 def _reading(prose: str, code: str) -> float:
+    """By words and lines of code; a prediction takes a minute."""
     words = re.findall(r"\w[\w'’-]*", MARKUP.sub(" ", prose))
     lines = [line for line in code.splitlines() if line.strip()]
-    predictions = re.findall(r'predict\(\s*"|^predicted_\w+ =', code, re.M)
-    return len(words) / 150 + len(lines) / 6 + len(predictions)
+    predictions = re.findall(r'predict\(\s*"|^predicted_\w+ =', code, re.MULTILINE)
+    return len(words) / WORDS_PER_MINUTE + len(lines) / LINES_PER_MINUTE + len(predictions)
 
 
 def _writing(cells: list[NotebookNode]) -> float:
@@ -134,32 +166,44 @@ def _writing(cells: list[NotebookNode]) -> float:
     minutes = stated = 0
     for cell in cells:
         if cell.cell_type == "markdown":
-            for number in STATED.findall(MARKUP.sub(" ", cell.source)):
+            prose = MARKUP.sub(" ", cell.source)
+            for number in STATED.findall(prose):
                 minutes += stated
                 stated = int(number)
-        lines = LINES_TO_WRITE.findall(cell.source) if cell.cell_type == "code" else []
-        if lines:
-            minutes += sum(map(int, lines))
-            stated = 0
+        elif cell.cell_type == "code":
+            lines = [int(number) for number in LINES_TO_WRITE.findall(cell.source)]
+            if lines:
+                minutes += sum(lines)
+                stated = 0
     return minutes + stated
 
 
 def _plain(text: str) -> str:
     """On one line; what is linked from a lesson is found from teaching/ too."""
-    text = re.sub(r'<a href="([\w-]+\.ipynb)">(.*?)</a>', r"[\2](\1)", " ".join(text.split()))
-    return re.sub(r"\]\((?=[\w-]+\.ipynb|README)", "](../notebooks/", text)
+    line = " ".join(text.split())
+    line = re.sub(r'<a href="([\w-]+\.ipynb)">(.*?)</a>', r"[\2](\1)", line)
+    return re.sub(r"\]\((?=[\w-]+\.ipynb|README)", "](../notebooks/", line)
 
 
 def minutes_of(root: Path, where: str) -> Minutes:
     """The minutes of `02 1-3`, parts of a lesson; of `02`, all of it; of `lab 02 1-2`."""
-    name, first, last = re.fullmatch(r"((?:lab )?\d\d)(?: (\d+)(?:-(\d+))?)?", where).groups()  # type: ignore[union-attr]
-    _, known = chapter(root, name)
-    if name.startswith("lab"):  # without its bonus
-        known = [part for part in known if part.title[0].isdigit()]
-    begin, end = int(first or 1), int(last or first or len(known))
-    if not 1 <= begin <= end <= len(known):
+    asked = WHERE.fullmatch(where)
+    _, known = chapter(root, asked["name"])
+    if where.startswith("lab"):
+        known = _exercises(known)
+    first = int(asked["first"] or 1)
+    last = int(asked["last"] or asked["first"] or len(known))
+    if not 1 <= first <= last <= len(known):
         raise ValueError(f"{where}: there are {len(known)} parts")
-    return Minutes(*map(sum, zip(*(part.minutes for part in known[begin - 1 : end]), strict=True)))
+    minutes = Minutes(0, 0, 0)
+    for part in known[first - 1 : last]:
+        minutes = minutes.plus(part.minutes)
+    return minutes
+
+
+def _exercises(known: list[Part]) -> list[Part]:
+    """The parts of a lab that have a number; its bonus has none."""
+    return [part for part in known if part.title[0].isdigit()]
 
 
 def plans(root: Path = ROOT) -> dict[str, dict]:
@@ -181,16 +225,18 @@ def session_rows(root: Path, session: dict) -> Iterator[list[str]]:
 
 
 def _counted(minutes: Minutes) -> list[str]:
+    """The cells of a row, by COUNTED."""
     return [f"{number:.0f}" for number in (*minutes, minutes.total())]
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    line = ["---:" if name in COUNTED else "---" for name in head]
-    return "\n".join(f"| {' | '.join(row)} |" for row in [head, line, *rows])
+    rule = ["---:" if name in COUNTED else "---" for name in head]
+    lines = [f"| {' | '.join(row)} |" for row in (head, rule, *rows)]
+    return "\n".join(lines)
 
 
 def _link(root: Path, where: str) -> str:
-    path, _ = chapter(root, re.match(r"(lab )?\d\d", where)[0])  # type: ignore[index]
+    path, _ = chapter(root, WHERE.match(where)["name"])
     return f"[{where}](../{path.parent.name}/{path.name})"
 
 
@@ -203,25 +249,33 @@ MODEL = _plain(
     estimate of the same. No class has been timed: expect some learners to need half of it, and
     others twice as much."""
 )
+ABOUT_PLANS = _plain(
+    """`03 1-3` are parts 1 to 3 of chapter 03; `lab 02 1` is the first exercise of lab 02. For a
+    slot of 50 minutes, add up the parts that you want, from [lesson by lesson](lessons.md), and
+    leave ten for talk."""
+)
+ABOUT_LESSONS = _plain(
+    """**Predict:** everybody writes a number down before the cell runs. **Vote:** hands up for
+    each choice, then two of different minds explain, then the cell runs. **Pairs:** one types, one
+    reads the check's table aloud; change at each exercise. **Discuss:** the checkpoint question,
+    for two minutes between neighbours, before anybody opens the answer."""
+)
 COUNTED = "read", "write", "run", "minutes"
 NOT_COUNTED = "", "", ""
 
 
 def plan_text(root: Path = ROOT) -> str:
     """The page of plans."""
-    lines = ["# Plans", DONE, MODEL, _plain(
-        """`03 1-3` are parts 1 to 3 of chapter 03; `lab 02 1` is the first exercise of
-        lab 02. For a slot of 50 minutes, add up the parts that
-        you want, from [lesson by lesson](lessons.md), and leave ten for talk."""
-    )]  # fmt: skip
+    blocks = ["# Plans", DONE, MODEL, ABOUT_PLANS]
     for plan in plans(root).values():
-        lines += [f"## {plan['title']}", plan["for"].strip()]
+        blocks += [f"## {plan['title']}", plan["for"].strip()]
         for session in plan["sessions"]:
             together = ["**together**", *NOT_COUNTED, f"**{session['minutes']}**"]
             rows = [*session_rows(root, session), together]
-            lines += [f"### {session['title']}", _table(["what", *COUNTED], rows)]
-            lines.append(_at_home(root, session))
-    return "\n\n".join(lines) + "\n"
+            blocks.append(f"### {session['title']}")
+            blocks.append(_table(["what", *COUNTED], rows))
+            blocks.append(_at_home(root, session))
+    return "\n\n".join(blocks) + "\n"
 
 
 def home_minutes(root: Path, session: dict) -> int:
@@ -237,41 +291,51 @@ def _at_home(root: Path, session: dict) -> str:
 
 def lesson_text(root: Path = ROOT) -> str:
     """The page of lessons: where to predict, vote, work in pairs and discuss; and all answers."""
-    lines = ["# Lesson by lesson", DONE, _plain(
-        """**Predict:** everybody writes a number down before the cell runs. **Vote:** hands up for
-        each choice, then two of different minds explain, then the cell runs. **Pairs:** one
-        types, one reads the check's table aloud; change at each exercise. **Discuss:** the
-        checkpoint question, for two minutes between neighbours, before anybody opens the answer."""
-    ), MODEL]  # fmt: skip
-    labs = {path.name for path in course_map.labs(root)}
+    blocks = ["# Lesson by lesson", DONE, ABOUT_LESSONS, MODEL]
+    names_of_labs = {path.name for path in course_map.labs(root)}
     for path, notebook in course_map.chapters(root).items():
         title = course_map.facts(notebook)["title"]
         number = path.name[:2]
-        lines.append(f"## [{number} · {title}](../notebooks/{path.name})")
+        blocks.append(f"## [{number} · {title}](../notebooks/{path.name})")
         _, known = chapter(root, number)
-        rows = [[part.title, *_counted(part.minutes), _do(part)] for part in known]
-        lines.append(_table(["part", *COUNTED, "do"], rows))
-        answers = [f"- *{text}* {answer}" for part in known for text, answer in part.questions]
-        lines.append("\n".join(answers))
-        if path.name in labs:
-            lines.append(_lab_table(root, number))
-    return "\n\n".join(filter(None, lines)) + "\n"
+        rows, answers = [], []
+        for part in known:
+            rows.append([part.title, *_counted(part.minutes), _do(part)])
+            answers += [f"- *{question}* {answer}" for question, answer in part.questions]
+        blocks.append(_table(["part", *COUNTED, "do"], rows))
+        if answers:
+            blocks.append("\n".join(answers))
+        if path.name in names_of_labs:
+            blocks.append(_lab_table(root, number))
+    return "\n\n".join(blocks) + "\n"
 
 
 def _lab_table(root: Path, number: str) -> str:
-    path, known = chapter(root, f"lab {number}")
-    exercises = [part for part in known if part.title[0].isdigit()]
-    rows = [[part.title, *_counted(part.minutes)] for part in exercises]
-    rows.append(["**together**", *_counted(minutes_of(root, f"lab {number}"))])
-    return _table([f"[lab {number}](../exercises/{path.name})", *COUNTED], rows)
+    name = f"lab {number}"
+    path, known = chapter(root, name)
+    rows = [[part.title, *_counted(part.minutes)] for part in _exercises(known)]
+    together = minutes_of(root, name)
+    rows.append(["**together**", *_counted(together)])
+    head = [f"[{name}](../exercises/{path.name})", *COUNTED]
+    return _table(head, rows)
 
 
 def _do(part: Part) -> str:
-    votes = [f"**vote:** {what} ({', '.join(named)})" for what, named in part.predictions if named]
-    guesses = [f"**predict:** {what}" for what, named in part.predictions if not named]
+    """What a class does in a part."""
+    guesses, votes = [], []
+    for question in part.predictions:
+        if question.choices:
+            choices = ", ".join(question.choices)
+            votes.append(f"**vote:** {question.text} ({choices})")
+        else:
+            guesses.append(f"**predict:** {question.text}")
     pairs = [f"**pairs:** write `{name}`" for name in dict.fromkeys(part.written)]
+    talk = []
     count = len(part.questions)
-    talk = ["**discuss**" + f", {count} questions" * (count > 1)] * (count > 0)
+    if count == 1:
+        talk = ["**discuss**"]
+    elif count > 1:
+        talk = [f"**discuss**, {count} questions"]
     return "; ".join(guesses + votes + pairs + talk)
 
 
@@ -279,10 +343,12 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--check", action="store_true", help="report drift, change nothing")
-    check, status = parser.parse_args(argv).check, 0
-    for name, text in (("plans", plan_text()), ("lessons", lesson_text())):
+    arguments = parser.parse_args(argv)
+    pages = {"plans": plan_text(), "lessons": lesson_text()}
+    status = 0
+    for name, text in pages.items():
         path = ROOT / "teaching" / f"{name}.md"
-        if not check:
+        if not arguments.check:
             path.write_text(text, encoding="utf-8")
         elif not path.exists() or path.read_text(encoding="utf-8") != text:
             print(f"teaching/{name}.md is old: make notebooks")

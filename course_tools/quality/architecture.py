@@ -74,7 +74,6 @@ ALLOWED = {
     "course_tools.measure": (
         TOOLS,
         "course_tools.notebooks",
-        "course_tools.learner.progress",
         "course_tools.grading.sandbox",
         *LIBRARY,
     ),
@@ -105,18 +104,18 @@ PUBLIC_NAMES = 19
 # fields, which has more nodes than an f-string, and no engine has to read f-strings any more.
 NODES = {
     "launcher": 14800,  # statuses nobody heard, forks that return, presses while a rank ends
-    "record": 6900,  # a rank may ask for its own events; timers; whether DDP hears of a gradient
-    "hang": 9400,  # a dataclass for each section of facts; a loop whose rounds differ in no_sync()
+    "record": 7250,  # a rank may ask for its own events; timers; what becomes of DDP's models
+    "hang": 9550,  # a dataclass for each section of facts; a loop whose rounds differ in no_sync()
     "flight": 12200,  # dumps of any torch, read safely; evidence for nine kinds of guilt; a watcher
     "network": 4150,  # what a ring of a thousand ranks costs, by formula
     "pictures": 7900,
     "devices": 3060,
     # Hangs told from dumps, dry runs, a panel that comes by itself, silence that ends a launch.
-    PACKAGE: 64600,  # models of the notebook that ranks have changed; widgets as they ended
+    PACKAGE: 65050,  # models that ranks have changed, or changed differently
     # Results as plain data; what an answer reaches beside its arguments: frames, memory, copies.
-    JUDGE: 10400,
+    JUDGE: 10650,
     CLUSTER: 2150,
-    CHALLENGE: 4000,
+    CHALLENGE: 4100,
     # By chapter: checks of what learners write, pictures, cut layers and stacks, a model of plans;
     # hosts, agents and jobs as chapter 09's programs logged them, and threads at one counter.
     LESSONS: 73500,
@@ -124,8 +123,9 @@ NODES = {
     LINT: 4800,
     MUSEUM: 2250,
     # Hangs beside torchfrtrace, the buttons of a lab, what changed in an original, a count of labs,
-    # README's pictures, what a wheel has elsewhere than a checkout, a page with plans.
-    TOOLS: 57500,
+    # README's pictures, what a wheel has elsewhere than a checkout, a page with plans, what to do
+    # where an installation, a download or a first cell went wrong.
+    TOOLS: 58600,
 }
 
 

@@ -8,13 +8,14 @@ import subprocess
 import sys
 import tomllib
 import zipfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from string import Template
 from typing import Any, NamedTuple
 
 from course_tools import ROOT
 from course_tools.i18n.site_languages import labelled
+from course_tools.notebooks.course_map import Say
 from course_tools.site import npm
 
 SITE = ROOT / "source/site"
@@ -22,8 +23,13 @@ PYODIDE = "314.0.7"
 INTEGRITY = (  # sha512, as npm publishes it
     "0YvXxEhfEdpLfb/XkM2BFAeMROq0iMUX2bzzH9pOttyMcWkwq+HbE5uyuGD82LN7y2q+SNvi/6V5JEsOlD2R1A=="
 )
-NEEDED = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip")
-NEEDED += ("pyodide-lock.json",)
+NEEDED = (
+    "pyodide.mjs",
+    "pyodide.asm.mjs",
+    "pyodide.asm.wasm",
+    "python_stdlib.zip",
+    "pyodide-lock.json",
+)
 LIVE = ("network.trace", "pictures.timeline")  # what live.py imports, and all that these import
 WHEEL = "course_live-1-py3-none-any.whl"
 
@@ -42,16 +48,22 @@ def modules() -> list[Path]:
     left = [_file_of(f"course_utils.{name}") for name in LIVE]
     while left:
         path = left.pop()
-        if path in needed or not path.exists():
-            continue
-        needed.add(path)
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if not isinstance(node, ast.ImportFrom) or not node.module:
-                continue
-            if node.module.startswith("course_utils."):
-                left.append(_file_of(node.module))
-                left += [_file_of(f"{node.module}.{name.name}") for name in node.names]
+        if path not in needed and path.exists():
+            needed.add(path)
+            left += _imported_by(path)
     return sorted(needed)
+
+
+def _imported_by(path: Path) -> list[Path]:
+    """The files of course_utils that a file may import; not every name is that of a module."""
+    paths = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if not isinstance(node, ast.ImportFrom) or not node.module:
+            continue
+        if node.module.startswith("course_utils."):
+            paths.append(_file_of(node.module))
+            paths += [_file_of(f"{node.module}.{name.name}") for name in node.names]
+    return paths
 
 
 def _file_of(module: str) -> Path:
@@ -88,9 +100,10 @@ def recordings() -> dict[str, str]:
 def redrawn(packed: Path, asked: Sequence[tuple[str, dict[str, Any]]]) -> list[str]:
     """Redraws places with settings, by the wheel in a CPython of its own; returns JSON of each."""
     wanted = [(place, json.dumps(settings)) for place, settings in asked]
+    request = json.dumps({"recordings": recordings(), "asked": wanted})
     run = subprocess.run(
         [sys.executable, "-P", "-m", "live"],
-        input=json.dumps({"recordings": recordings(), "asked": wanted}),
+        input=request,
         env=os.environ | {"PYTHONPATH": str(packed)},
         stdout=subprocess.PIPE,
         text=True,
@@ -107,9 +120,10 @@ class Place(NamedTuple):
     recording: str  # as JSON
 
 
-def block(name: str, place: Place, say: Callable[[str], str] = str) -> str:
+def block(name: str, place: Place, say: Say = str) -> str:
     """Returns a place's frame: what is compared, sliders, the picture before they move."""
-    recording, drawn = json.loads(place.recording), place.drawn
+    recording = json.loads(place.recording)
+    drawn = place.drawn
     runs_of_first_case = next(iter(recording["runs"].values()))
     first_run = next(iter(runs_of_first_case.values()))
     ranks = range(len(first_run["ranks"]))
@@ -120,15 +134,17 @@ def block(name: str, place: Place, say: Callable[[str], str] = str) -> str:
         for other in ranks:
             if rank != other:
                 links.append((say("{0} to {1}").format(rank, other), f"{rank},{other}"))
-    compared = drawn["took"]
+    choices = ""
+    for choice in drawn["took"]:
+        choices += _choice(name, drawn, choice, say)
     fields = {
         "place": name,
-        "title": _safe(say(place.entry["title"])),
-        "text": _safe(say(place.entry["text"])),
+        "title": html.escape(say(place.entry["title"])),
+        "text": html.escape(say(place.entry["text"])),
         "cases": _options((case, case) for case in recording["cases"]),
         "case_is": "" if len(recording["cases"]) > 1 else "hidden",
-        "choices": "".join(_choice(name, drawn, choice, say) for choice in compared),
-        "single": "single" if len(compared) == 1 else "",
+        "choices": choices,
+        "single": "single" if len(drawn["took"]) == 1 else "",
         "links": _options(links),
         "ranks": _options(slow_ranks),
         "slow": say("slow rank") if drawn["unit_us"] is None else say("late rank"),
@@ -138,28 +154,26 @@ def block(name: str, place: Place, say: Callable[[str], str] = str) -> str:
     return Template(frame).substitute(drawn | fields)
 
 
-def _choice(place: str, drawn: dict[str, Any], choice: str, say: Callable[[str], str]) -> str:
+def _choice(place: str, drawn: dict[str, Any], choice: str, say: Say) -> str:
     """One of those that are compared, with its bar; the first is drawn, the fastest stands out."""
     compared = drawn["took"]
     times_us = [duration_us for duration_us, _ in compared.values()]
     duration_us, duration = compared[choice]
-    percent = 100 * duration_us / max(times_us)
+    width = 100 * duration_us / max(times_us)
     label = "label class=wins" if duration_us == min(times_us) else "label"
-    checked = " checked" if choice == next(iter(compared)) else ""
-    name = _safe(say(choice)) or say("all are done at")
+    is_first = choice == next(iter(compared))
+    checked = " checked" if is_first else ""
+    name = html.escape(say(choice)) or say("all are done at")
+    percent = drawn["percent"].get(choice, "")
     return (
-        f'<{label}><input type="radio" name="{place}" value="{_safe(choice)}"{checked}>'
-        f'<span>{name}</span><span class="bar"><i style="width:{percent:.0f}%"></i></span>'
-        f"<output>{duration} {drawn['percent'].get(choice, '')}</output></label>"
+        f'<{label}><input type="radio" name="{place}" value="{html.escape(choice)}"{checked}>'
+        f'<span>{name}</span><span class="bar"><i style="width:{width:.0f}%"></i></span>'
+        f"<output>{duration} {percent}</output></label>"
     )
 
 
 def _options(values: Iterable[tuple[str, str]]) -> str:
     return "".join(f'<option value="{value}">{name}</option>' for name, value in values)
-
-
-def _safe(text: str) -> str:
-    return html.escape(text, quote=True)
 
 
 def places() -> dict[str, dict[str, str]]:

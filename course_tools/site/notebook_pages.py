@@ -31,16 +31,17 @@ def pictures_to_files(cells: Iterable[NotebookNode], folder: Path, root: str) ->
 def _picture_as_file(output: NotebookNode, folder: Path, root: str) -> str:
     """Writes a picture, unless the other language has done so; returns the HTML that shows it."""
     png = base64.b64decode(output.data["image/png"])
-    name = f"{hashlib.sha256(png).hexdigest()[:16]}.png"
-    if not (folder / name).exists():
-        (folder / name).write_bytes(png)
+    digest = hashlib.sha256(png).hexdigest()
+    path = folder / f"{digest[:16]}.png"
+    if not path.exists():
+        path.write_bytes(png)
     words = html.escape(output.data["text/plain"].removeprefix("Figure: "))
     pixels_wide = int.from_bytes(png[16:20], "big")  # in the header of every PNG
     pixels_high = int.from_bytes(png[20:24], "big")
-    shown = output.get("metadata", {}).get("image/png", {})
-    width = shown.get("width", pixels_wide)
+    size = output.get("metadata", {}).get("image/png", {})
+    width = size.get("width", pixels_wide)
     height = round(pixels_high * width / pixels_wide)
-    source = f'src="{root}_static/pictures/{name}" alt="{words}"'
+    source = f'src="{root}_static/pictures/{path.name}" alt="{words}"'
     shape = f'width="{width}" height="{height}" loading="lazy"'
     return f'<img class="figure" {source} {shape}>'
 
@@ -60,21 +61,17 @@ def page(
     """
     notebook = copy.deepcopy(tongue.read(path))
     for cell in notebook.cells:
-        cell.metadata["tags"] = [f"cell-{cell.id}"]
-        if cell.metadata.get("jupyter", {}).get("source_hidden"):
-            cell.metadata["tags"].append("hide-input")
+        cell.metadata["tags"] = _tags(cell)
         if cell.cell_type == "markdown":
             cell.source = re.sub(r'(<a href="[\w./-]+)\.ipynb"', r'\1.html"', cell.source)
             if solution:  # written to stand among the exercises
                 cell.source = cell.source.replace("](challenge", "](../exercises/challenge")
     first = notebook.cells[0]
-    first.source = re.sub(r"\A(# .*\n)", lambda line: f"{line[1]}\n{head}\n", first.source)
+    heading, line_end, after_heading = first.source.partition("\n")
+    if line_end and heading.startswith("# "):
+        first.source = f"{heading}\n\n{head}\n{after_heading}"
     for text, frame in live.items():
-        (cell,) = (cell for cell in notebook.cells if text in cell.source)
-        # The frame has the picture that these draw.
-        if re.search(r"^(explore|plot_timeline)\(", cell.source, re.MULTILINE):
-            cell.outputs = [output for output in cell.outputs if not _is_drawn(output)]
-        cell.outputs.append(markup(frame))
+        _add_frame(notebook, text, frame)
     notebook.metadata = {"kernelspec": notebook.metadata["kernelspec"]}
     if path.parent.name == "notebooks":
         chapter = path.stem[:2]
@@ -83,6 +80,22 @@ def page(
     if solution:
         notebook.metadata |= {"nosearch": True, "orphan": True}
     return notebook
+
+
+def _tags(cell: NotebookNode) -> list[str]:
+    """The tags that a page needs: of a cell's id becomes its anchor."""
+    tags = [f"cell-{cell.id}"]
+    if cell.metadata.get("jupyter", {}).get("source_hidden"):
+        tags.append("hide-input")
+    return tags
+
+
+def _add_frame(notebook: NotebookNode, text: str, frame: str) -> None:
+    """Shows a frame with sliders below the one cell with this text; the frame has its picture."""
+    (cell,) = (cell for cell in notebook.cells if text in cell.source)
+    if re.search(r"^(explore|plot_timeline)\(", cell.source, re.MULTILINE):
+        cell.outputs = [output for output in cell.outputs if not _is_drawn(output)]
+    cell.outputs.append(markup(frame))
 
 
 def _is_drawn(output: NotebookNode) -> bool:
@@ -101,14 +114,12 @@ def chart_as_links(text: str, counts: dict[str, int], names: dict[str, str]) -> 
     """
     parts = []
     for title, inside in re.findall(r"subgraph \w+\[(.*?)\]\n(.*?)\n +end", text, re.DOTALL):
-        parts.append(f"<h2>{html.escape(title)}</h2><ol>")
-        boxes = dict(re.findall(r"(\d\d)\[\d\d (.*?)\]", inside))
-        for chapter, words in sorted(boxes.items()):
-            page_name = f"{names[chapter]}.html"
-            link = f'<a href="{page_name}"><b>{chapter}</b> {html.escape(words)}</a>'
+        items = ""
+        for chapter, words in sorted(re.findall(r"(\d\d)\[\d\d (.*?)\]", inside)):
+            link = f'<a href="{names[chapter]}.html"><b>{chapter}</b> {html.escape(words)}</a>'
             progress = f'data-chapter="{chapter}" data-of="{counts[chapter]}"'
-            parts.append(f'<li>{link}<span class="tick" {progress}></span></li>')
-        parts.append("</ol>")
+            items += f'<li>{link}<span class="tick" {progress}></span></li>'
+        parts.append(f"<h2>{html.escape(title)}</h2><ol>{items}</ol>")
     return f'<div class="way">{"".join(parts)}<p class="progress"></p></div>'
 
 

@@ -27,15 +27,19 @@ def fetched(parts: Path, package: str, integrity: str, needed: tuple[str, ...]) 
         try:
             subprocess.run(command, cwd=parts, check=True, stdout=subprocess.DEVNULL)
         except (OSError, subprocess.CalledProcessError) as error:
-            print(f"no {package} ({error})", file=sys.stderr)
+            why = "npm could not fetch it; is there a network?"
+            if isinstance(error, OSError):
+                why = "npm is not installed; it comes with Node.js."
+            elsewhere = f"Or run `npm pack {package}` elsewhere, and put {packed.name} into {parts}"
+            print(f"no {package}: {why} {elsewhere}", file=sys.stderr)
             return None
     digest = hashlib.sha512(packed.read_bytes()).digest()
     actual = base64.b64encode(digest).decode()
     if actual != integrity:
         raise SystemExit(f"{packed.name} is not what was published: {actual}")
     with tarfile.open(packed) as archive:
-        for path in needed:
-            member = archive.getmember(f"package/{path}")
-            member.name = Path(path).name
-            archive.extract(member, folder, filter="data")
+        files = [archive.extractfile(f"package/{path}") for path in needed]
+        folder.mkdir()
+        for path, file in zip(needed, files, strict=True):  # extract(filter=) came with 3.11.4
+            (folder / Path(path).name).write_bytes(file.read())
     return folder

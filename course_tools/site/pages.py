@@ -6,7 +6,7 @@
 import functools
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,6 +15,7 @@ import nbformat
 from course_tools.i18n import site_languages
 from course_tools.i18n.site_languages import ROOT, Tongue
 from course_tools.notebooks import course_map
+from course_tools.notebooks.course_map import Say
 from course_tools.notebooks.predictions import asked_in
 from course_tools.site import glossary, live_parts, notebook_pages, plans
 from course_tools.site.live_parts import Place
@@ -52,12 +53,8 @@ def write_pages(to: Path, site: Site, tongue: Tongue) -> None:
     for name, place in site.live.items():
         frames[name] = live_parts.block(name, place, tongue.say)
     for path in books():
-        notebook = str(path.relative_to(ROOT))
-        frames_of_notebook = {}
-        for name, place in site.live.items():
-            if place.entry["notebook"] == notebook and name != "front":
-                frames_of_notebook[place.entry["after"]] = frames[name]
-        write_book(path, to, frames_of_notebook, site, tongue)
+        live = _frames_below_cells(path, frames, site)
+        write_book(path, to, live, site, tongue)
     documents = [ROOT / name for name in DOCUMENTS]
     documents += sorted((ROOT / "teaching").glob("*.md"))
     documents += [ROOT / folder / "README.md" for folder in (*BOOKS, *ROOMS)]
@@ -69,9 +66,22 @@ def write_pages(to: Path, site: Site, tongue: Tongue) -> None:
     front(to, frames["front"], site, tongue)
 
 
+def _frames_below_cells(path: Path, frames: dict[str, str], site: Site) -> dict[str, str]:
+    """The frames of a notebook, by a text of the cell that each of them stands below."""
+    notebook = str(path.relative_to(ROOT))
+    by_text = {}
+    for name, place in site.live.items():
+        if place.entry["notebook"] == notebook and name != "front":
+            by_text[place.entry["after"]] = frames[name]
+    return by_text
+
+
 def books() -> list[Path]:
     """Returns every executed notebook."""
-    return [path for book in BOOKS for path in sorted((ROOT / book).glob("*.ipynb"))]
+    paths: list[Path] = []
+    for book in BOOKS:
+        paths += sorted((ROOT / book).glob("*.ipynb"))
+    return paths
 
 
 def write_book(path: Path, to: Path, live: dict[str, str], site: Site, tongue: Tongue) -> None:
@@ -85,8 +95,9 @@ def write_book(path: Path, to: Path, live: dict[str, str], site: Site, tongue: T
         tongue: The language.
     """
     place = path.relative_to(ROOT)
-    is_solution = place.parts[0] == "solutions"
-    name = f"lab_{path.name}" if place.parts[0] == "exercises" else path.name
+    book = place.parts[0]
+    is_solution = book == "solutions"
+    name = f"lab_{path.name}" if book == "exercises" else path.name
     links = " · ".join(_links(place, name, site.repository, tongue.say))
     head = "" if is_solution else f'<p class="elsewhere">{links}</p>\n'
     page = notebook_pages.page(path, site.pictures, live, head, is_solution, tongue)
@@ -100,7 +111,7 @@ def write_book(path: Path, to: Path, live: dict[str, str], site: Site, tongue: T
         nbformat.write(tongue.read(path), download)
 
 
-def _links(place: Path, download: str, repository: str, say: Callable[[str], str]) -> Iterator[str]:
+def _links(place: Path, download: str, repository: str, say: Say) -> Iterator[str]:
     """What stands below the title of a notebook: where it runs, and its file."""
     if place.parts[0] == "notebooks":
         yield say("Only the sliders run here.")
@@ -136,7 +147,8 @@ def predictions() -> dict[str, int]:
 
 def front(to: Path, frame: str, site: Site, tongue: Tongue) -> None:
     """Writes the front page, the one with plans, and the one that tells where else it runs."""
-    say, to_root = tongue.say, tongue.up.removeprefix("../")
+    say = tongue.say
+    to_root = tongue.up.removeprefix("../")
     rows = [say("| | chapter | the question |"), "| --- | --- | --- |"]
     for path in course_map.chapters():
         facts = course_map.facts(tongue.read(path))
@@ -151,8 +163,9 @@ def front(to: Path, frame: str, site: Site, tongue: Tongue) -> None:
         "PDF": pdf if site.pdf else "",
         "ARTICLES": "articles/*" if tongue.code == "zh" else "",
     }
+    names_of_fields = "|".join(fields)
     for name in ("index.md", "start.md", "plan.md"):
         text = say((SITE / name).read_text(encoding="utf-8"))
         text = site_languages.titled(text, say)
-        text = re.sub(f"({'|'.join(fields)})\\b", lambda match: fields[match[1]], text)
+        text = re.sub(rf"({names_of_fields})\b", lambda field: fields[field[1]], text)
         (to / name).write_text(text, encoding="utf-8")

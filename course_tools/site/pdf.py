@@ -18,8 +18,9 @@ FOOTER = """<div style="font-size:8px;width:100%;text-align:center">
 def one_page(built: Path) -> Path:
     """Makes one page of what `website` has prepared."""
     to = built / "one"
-    command = ["-m", "sphinx", "-q", "-b", "singlehtml", "-d", str(built / "cache-of-one")]
-    subprocess.run([sys.executable, *command, str(built / "pages"), str(to)], check=True)
+    command = [sys.executable, "-m", "sphinx", "-q", "-b", "singlehtml"]
+    command += ["-d", str(built / "cache-of-one"), str(built / "pages"), str(to)]
+    subprocess.run(command, check=True)
     return to / "index.html"
 
 
@@ -33,11 +34,18 @@ def print_page(page: Path, to: Path) -> dict[str, Any]:
         shown = browser.new_page(color_scheme="light")
         shown.set_default_timeout(300_000)
         shown.goto(page.as_uri())
-        contents = shown.evaluate((ROOT / "source/site/print.js").read_text(encoding="utf-8"))
-        paper = {"format": "A4", "scale": 0.8, "print_background": True}
-        paper["margin"] = dict.fromkeys(("top", "bottom", "left", "right"), "15mm")
-        feet = {"display_header_footer": True, "header_template": "<i></i>"}
-        shown.pdf(path=to, **paper, **feet, footer_template=FOOTER)
+        script = (ROOT / "source/site/print.js").read_text(encoding="utf-8")
+        contents = shown.evaluate(script)
+        shown.pdf(
+            path=to,
+            format="A4",
+            scale=0.8,
+            print_background=True,
+            margin=dict.fromkeys(("top", "bottom", "left", "right"), "15mm"),
+            display_header_footer=True,
+            header_template="<i></i>",
+            footer_template=FOOTER,
+        )
         browser.close()
     return contents
 
@@ -47,8 +55,7 @@ def printed(built: Path) -> Path:
     to = built / "html/ddp-course.pdf"
     contents = print_page(one_page(built), to)
     assert not contents["lost"], contents["lost"]
-    size = f"{to.stat().st_size / 1e6:.1f} MB"
-    print(
-        f"{to}: {size}, {contents['folded']} folded parts and {contents['links']} links at its end"
-    )
+    megabytes = to.stat().st_size / 1e6
+    inside = f"{contents['folded']} folded parts and {contents['links']} links at its end"
+    print(f"{to}: {megabytes:.1f} MB, {inside}")
     return to

@@ -7,7 +7,6 @@ plans up. Tasks and hints stand in `source/site/tasks.toml`.
 import html
 import json
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -16,6 +15,7 @@ from course_lessons import scaling
 from course_lessons.scaling import CLUSTER, MODELS, Plan, Score
 from course_tools import ROOT
 from course_tools.i18n.site_languages import labelled
+from course_tools.notebooks.course_map import Say
 
 SITE = ROOT / "source/site"
 MOST_CHIPS = 1024
@@ -26,8 +26,11 @@ START = Plan(dp=4, tp=8, pp=16, microbatches=16, zero=1)  # as plan.html begins
 
 def numbers(scored: Score) -> list[float]:
     """What the page knows of a plan, to four digits."""
-    exact = (getattr(scored, name) if name != "gb" else scored.bytes / 1e9 for name in PARTS)
-    return [float(f"{number:.4g}") for number in exact]
+    rounded = []
+    for name in PARTS:
+        number = scored.bytes / 1e9 if name == "gb" else getattr(scored, name)
+        rounded.append(float(f"{number:.4g}"))
+    return rounded
 
 
 def key(plan: Plan) -> str:
@@ -41,7 +44,8 @@ def scores(model: str) -> dict[str, list[float]]:
     chips = 1
     while chips <= MOST_CHIPS:
         for plan in scaling.plans(MODELS[model], chips):
-            table[key(plan)] = numbers(scaling.step_time(MODELS[model], CLUSTER, plan))
+            scored = scaling.step_time(MODELS[model], CLUSTER, plan)
+            table[key(plan)] = numbers(scored)
         chips *= 2
     return table
 
@@ -58,19 +62,25 @@ def tasks() -> list[dict[str, Any]]:
     return tomllib.loads((SITE / "tasks.toml").read_text(encoding="utf-8"))["tasks"]
 
 
-def block(say: Callable[[str], str] = str) -> str:
+def _row(number: int, task: dict[str, Any], say: Say) -> str:
+    """A task with its button, which the script reads its bounds from, and its hints."""
+    bounds = {name: task[name] for name in ("model", "least", "most") if name in task}
+    bounds_json = html.escape(json.dumps(bounds))
+    checked = " checked" if number == 1 else ""
+    button = f'<input type="radio" name="task" value="{number}" '
+    button += f'data-bounds="{bounds_json}"{checked}>'
+    text = html.escape(say(task["text"]))
+    hints = ""
+    for count, hint in enumerate(task["hints"], start=1):
+        summary = say("Hint {0}").format(count)
+        hints += f"<details><summary>{summary}</summary>{html.escape(say(hint))}</details>"
+    return f"<div><label>{button} {text}</label> <output></output>{hints}</div>"
+
+
+def block(say: Say = str) -> str:
     """Returns sliders, score and tasks in a language."""
     rows = []
     for number, task in enumerate(tasks(), start=1):
-        bounds = {name: task[name] for name in ("model", "least", "most") if name in task}
-        bounds_json = html.escape(json.dumps(bounds), quote=True)
-        checked = " checked" if number == 1 else ""
-        field = f'<input type="radio" name="task" value="{number}" data-bounds="{bounds_json}"'
-        label = f"<label>{field}{checked}> {html.escape(say(task['text']))}</label>"
-        hints = ""
-        for count, hint in enumerate(task["hints"], start=1):
-            summary = say("Hint {0}").format(count)
-            hints += f"<details><summary>{summary}</summary>{html.escape(say(hint))}</details>"
-        rows.append(f"<div>{label} <output></output>{hints}</div>")
+        rows.append(_row(number, task, say))
     frame = labelled((SITE / "plan.html").read_text(encoding="utf-8"), say)
     return Template(frame).substitute(tasks="\n".join(rows))

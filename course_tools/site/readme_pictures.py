@@ -26,10 +26,10 @@ from course_tools.site import ring_picture
 from course_tools.site.svg import THEMES, Theme, rectangle, words_at
 
 TO = ROOT / "source/pictures"
-WIDTH, MARGIN = 860, 18  # pixels
-SIZE, LINE, CHARACTER = 12.5, 19, 7.5  # of the font; a character's width is 0.6 of its size
+WIDTH, MARGIN = 860, 18  # pixels, as all lengths here
+FONT_SIZE, CHARACTER = 12.5, 7.5  # a character's width is 0.6 of its size
+LINE = 19  # from one line of text to the next
 MONO = "ui-monospace, SFMono-Regular, Menlo, Consolas, DejaVu Sans Mono, monospace"
-
 
 Spans = list[tuple[str, str]]  # pieces of a line, each with its colour
 
@@ -45,8 +45,10 @@ def cell_with(name: str, words: str) -> NotebookNode:
     Raises:
         ValueError: There is none, or there are several.
     """
-    cells = [cell for cell in notebook(name).cells if cell.cell_type == "code"]
-    matching = [cell for cell in cells if words in cell.source]
+    matching = []
+    for cell in notebook(name).cells:
+        if cell.cell_type == "code" and words in cell.source:
+            matching.append(cell)
     if len(matching) != 1:
         raise ValueError(f"{len(matching)} cells of {name} have the words {words!r}, not one")
     return matching[0]
@@ -100,11 +102,14 @@ def line_at(spans: Spans, y: float) -> str:
     count = sum(len(text) for text, _ in spans)
     if count == 0:
         return ""
-    if 3 * MARGIN + count * CHARACTER > WIDTH:
+    width = count * CHARACTER
+    if 3 * MARGIN + width > WIDTH:
         raise ValueError(f"a line of {count} characters is too long for a picture")
-    pieces = [f'<tspan fill="{ink}">{escape(text, quote=False)}</tspan>' for text, ink in spans]
-    as_written = {"textLength": count * CHARACTER, "xml:space": "preserve"}
-    return words_at(2 * MARGIN, y, "".join(pieces), **as_written)
+    pieces = ""
+    for text, ink in spans:
+        pieces += f'<tspan fill="{ink}">{escape(text, quote=False)}</tspan>'
+    as_written = {"textLength": width, "xml:space": "preserve"}
+    return words_at(2 * MARGIN, y, pieces, **as_written)
 
 
 def page(height: float, body: str, words: str, theme: Theme, style: str = "") -> str:
@@ -113,7 +118,7 @@ def page(height: float, body: str, words: str, theme: Theme, style: str = "") ->
     frame = rectangle(0.5, 0.5, WIDTH - 1, height - 1, **style_of_frame)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" '
-        f'viewBox="0 0 {WIDTH} {height}" role="img" font-family="{MONO}" font-size="{SIZE}">\n'
+        f'viewBox="0 0 {WIDTH} {height}" role="img" font-family="{MONO}" font-size="{FONT_SIZE}">\n'
         f"<title>{escape(words, quote=False)}</title>\n{style}"
         f"{frame}{body}</svg>\n"
     )
@@ -121,18 +126,20 @@ def page(height: float, body: str, words: str, theme: Theme, style: str = "") ->
 
 def cell_picture(cell: NotebookNode, words: str, theme: Theme, code: str = "") -> str:
     """Returns a cell with what it printed below it; the last paragraph of an error stands out."""
-    shown_code = (code or cell.source).replace("\n\n\n", "\n\n")
-    code_lines = coloured(shown_code, theme)
+    shown_code = code or cell.source
+    code_lines = coloured(shown_code.replace("\n\n\n", "\n\n"), theme)
     output_lines = plain(printed(cell), theme)
     panel_height = len(code_lines) * LINE + MARGIN
-    style = {"rx": 5, "fill": theme.panel, "stroke": theme.border}
-    parts = [rectangle(MARGIN, MARGIN, WIDTH - 2 * MARGIN, panel_height, **style)]
+    panel_style = {"rx": 5, "fill": theme.panel, "stroke": theme.border}
+    parts = [rectangle(MARGIN, MARGIN, WIDTH - 2 * MARGIN, panel_height, **panel_style)]
     parts += lines_from(code_lines, MARGIN + LINE + 3)
     output_y = MARGIN + panel_height + LINE + 8
-    if any(output.output_type == "error" for output in cell.outputs):
+    has_error = any(output.output_type == "error" for output in cell.outputs)
+    if has_error:
         parts.append(verdict_box(output_lines, output_y, theme))
     parts += lines_from(output_lines, output_y)
-    height = output_y + (len(output_lines) - 1) * LINE + MARGIN + 4
+    last_line_y = output_y + (len(output_lines) - 1) * LINE
+    height = last_line_y + MARGIN + 4
     return page(height, "".join(parts), words, theme)
 
 
@@ -145,18 +152,20 @@ def verdict_box(lines: list[Spans], first_y: float, theme: Theme) -> str:
     """Returns the ground of an error's last paragraph, which says who is guilty."""
     first_of_paragraph = 0
     for number, line in enumerate(lines):
-        text = "".join(piece for piece, _ in line)
-        if not text:
+        is_blank = not any(text for text, _ in line)
+        if is_blank:
             first_of_paragraph = number + 1
+    lines_of_paragraph = len(lines) - first_of_paragraph
     top = first_y + (first_of_paragraph - 1) * LINE + 3
-    height = (len(lines) - first_of_paragraph) * LINE + 6
+    height = lines_of_paragraph * LINE + 6
     return rectangle(MARGIN, top, WIDTH - 2 * MARGIN, height, rx=5, fill=theme.verdict)
 
 
 def introduces(theme: Theme) -> str:
     """The first launch of chapter 00."""
+    cell = cell_with("00_start_here", "def introduce")
     words = "A cell that launches two ranks, and below it what each of them printed."
-    return cell_picture(cell_with("00_start_here", "def introduce"), words, theme)
+    return cell_picture(cell, words, theme)
 
 
 def hangs(theme: Theme) -> str:
@@ -166,7 +175,8 @@ def hangs(theme: Theme) -> str:
     call = re.search(r"launch\(.*\)", cell.source)
     if call is None:
         raise ValueError("the cell with the hang has no launch")
-    only_error = NotebookNode(outputs=[o for o in cell.outputs if o.output_type == "error"])
+    errors = [output for output in cell.outputs if output.output_type == "error"]
+    only_error = NotebookNode(outputs=errors)
     words = (
         "A cell in which rank 2 of four skips an all_reduce. The error says where ranks 0, 1 and 3 "
         "wait, that rank 2 has returned, and that it never called all_reduce."
@@ -207,8 +217,8 @@ def drawn() -> dict[str, str]:
     """Returns all pictures by the names of their files."""
     pictures = {}
     for name, draw in PICTURES.items():
-        for theme in THEMES:
-            pictures[f"{name}_{theme}.svg"] = draw(THEMES[theme])
+        for theme_name, theme in THEMES.items():
+            pictures[f"{name}_{theme_name}.svg"] = draw(theme)
     return pictures
 
 
@@ -216,17 +226,17 @@ def main(argv: list[str] | None = None) -> int:
     """Writes the pictures, or says which are old; returns the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--check", action="store_true", help="write nothing")
-    options = parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
     old = []
     for name, text in drawn().items():
         path = TO / name
         if path.exists() and path.read_text(encoding="utf-8") == text:
             continue
         old.append(name)
-        if not options.check:
+        if not arguments.check:
             path.parent.mkdir(exist_ok=True)
             path.write_text(text, encoding="utf-8")
-    if options.check and old:
+    if arguments.check and old:
         print(f"source/pictures: {', '.join(old)}: old; make pictures", file=sys.stderr)
         return 1
     return 0

@@ -11,7 +11,6 @@ left out, so recording again changes nothing unless the course has changed.
 import json
 import os
 import sys
-import tomllib
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -20,21 +19,17 @@ import nbformat
 from nbclient import NotebookClient
 
 from course_tools import ROOT
+from course_tools.site.live_parts import SITE, places
 from course_utils import Network
 from course_utils.network.trace import Trace
 from course_utils.pictures.style import rounded
 from course_utils.record.event import USER_THREAD, Event
 
-SITE = ROOT / "source/site"
 FIRST_CELL = """\
 from dataclasses import replace
 from course_tools.site.record import keep, keep_challenge"""
+Json = dict[str, Any]
 KEPT = ("kind", "bytes", "peer", "tag", "root", "op", "group", "group_name", "blocking", "parts")
-
-
-def places() -> dict[str, dict[str, str]]:
-    """Returns what places.toml says, by the place's name."""
-    return tomllib.loads((SITE / "places.toml").read_text(encoding="utf-8"))
 
 
 def keep(
@@ -50,7 +45,9 @@ def keep(
     takes_a_name = compute is not None and compute.__code__.co_argcount == 2
     recordings = {}
     for name, trace in runs.items():
-        compute_of_run = partial(_with_name, compute, name) if takes_a_name else compute
+        compute_of_run = compute
+        if takes_a_name:
+            compute_of_run = partial(_with_name, compute, name)
         recordings[name] = compact(trace, compute_of_run)
     if algorithms:
         choices = {algorithm: ["", algorithm] for algorithm in algorithms}
@@ -58,8 +55,10 @@ def keep(
         choices = {name: [name, None] for name in runs}
     case = {"runs": "all", "network": described(network)}
     if compute is None:
-        slowest_us = max(max(trace.replay(network).finish_us) for trace in runs.values())
-        case["unit_us"] = rounded(slowest_us / 10)
+        finishes_us: list[float] = []
+        for trace in runs.values():
+            finishes_us += trace.replay(network).finish_us
+        case["unit_us"] = rounded(max(finishes_us) / 10)
     _write(choices, {"": case}, {"all": recordings})
 
 
@@ -75,8 +74,8 @@ def keep_challenge() -> None:
     from course_challenge.leagues import LEAGUES, SIZES
 
     each_size_once = [case for case in all_cases() if case.size and case.league == "flat"]
-    runs: dict[str, dict[str, Any]] = {}
-    cases_of_league: dict[str, dict[str, Any]] = {name: {} for name in LEAGUES}
+    runs: dict[str, Json] = {}
+    cases_of_league: dict[str, Json] = {name: {} for name in LEAGUES}
     for baseline, fn in BASELINES.items():
         for world_size, case, trace in tried(fn, cases=each_size_once).traces:
             run = f"{world_size} ranks, {case.size}"
@@ -96,7 +95,7 @@ def keep_challenge() -> None:
     _write({baseline: [baseline, None] for baseline in BASELINES}, cases, runs)
 
 
-def compact(trace: Trace, compute: Callable[[Event], float] | None = None) -> dict[str, Any]:
+def compact(trace: Trace, compute: Callable[[Event], float] | None = None) -> Json:
     """A recording as tables: each different call once, and by rank their numbers in its order."""
     numbers: dict[str, int] = {}  # of the calls, by their JSON
     ranks: list[list[int]] = []
@@ -114,11 +113,12 @@ def compact(trace: Trace, compute: Callable[[Event], float] | None = None) -> di
             number = numbers.setdefault(json.dumps(call), len(numbers))
             numbers_of_rank.append(number)
         ranks.append(numbers_of_rank)
-    tables: dict[str, Any] = {"calls": [json.loads(call) for call in numbers], "ranks": ranks}
+    tables: Json = {"calls": [json.loads(call) for call in numbers], "ranks": ranks}
     if compute:
         tables["compute"] = []
         for rank in range(trace.world_size):
-            tables["compute"].append([compute(event) for event in trace.of_rank(rank)])
+            times_us = [compute(event) for event in trace.of_rank(rank)]
+            tables["compute"].append(times_us)
     return tables
 
 
@@ -131,7 +131,7 @@ def _moments_of_threads(events: Sequence[Event]) -> list[float]:
     return sorted(moments)
 
 
-def _call(event: Event, position: int, positions: dict[int, int]) -> dict[str, Any]:
+def _call(event: Event, position: int, positions: dict[int, int]) -> Json:
     """What a replay needs of a call, as far as it is not the default.
 
     Args:
@@ -150,7 +150,7 @@ def _call(event: Event, position: int, positions: dict[int, int]) -> dict[str, A
     return call
 
 
-def described(network: Network) -> dict[str, Any]:
+def described(network: Network) -> Json:
     """A network as JSON has it."""
     return {
         "latency_us": network.latency_us,
@@ -162,11 +162,12 @@ def described(network: Network) -> dict[str, Any]:
     }
 
 
-def _write(choices: dict[str, Any], cases: dict[str, Any], runs: dict[str, Any]) -> None:
+def _write(choices: Json, cases: Json, runs: Json) -> None:
     place = {"choices": choices, "cases": cases, "runs": runs}
-    text = json.dumps(place, separators=(",", ":")) + "\n"
-    path = SITE / "recordings" / f"{os.environ['SITE_PLACE']}.json"
-    path.write_text(text, encoding="utf-8")
+    text = json.dumps(place, separators=(",", ":"))
+    name = os.environ["SITE_PLACE"]
+    path = SITE / f"recordings/{name}.json"
+    path.write_text(f"{text}\n", encoding="utf-8")
     size = path.stat().st_size
     print(f"{path.relative_to(ROOT)}: {size:,} bytes")
 
@@ -174,22 +175,29 @@ def _write(choices: dict[str, Any], cases: dict[str, Any], runs: dict[str, Any])
 def record(notebook: str, wanted: dict[str, dict[str, str]]) -> None:
     """Runs a notebook as far as the last of these places, and each place's code after its cell."""
     book = nbformat.read(ROOT / notebook, as_version=4)
-    cells, keeping = [nbformat.v4.new_code_cell(FIRST_CELL)], []
+    cells = [nbformat.v4.new_code_cell(FIRST_CELL)]
+    keeping = []  # the cells that write a place
     left = dict(wanted)
     for cell in book.cells:
         if cell.cell_type != "code" or not left:
             continue
         cells.append(cell)
-        for name, place in wanted.items():
-            if name in left and place["after"] in cell.source:
-                del left[name]
-                code = f"%env SITE_PLACE={name}\n{place['code']}"
-                keeping.append(nbformat.v4.new_code_cell(code))
-                cells.append(keeping[-1])
+        places_of_cell = [name for name in left if left[name]["after"] in cell.source]
+        for name in places_of_cell:
+            place = left.pop(name)
+            code = f"%env SITE_PLACE={name}\n{place['code']}"
+            keep_cell = nbformat.v4.new_code_cell(code)
+            keeping.append(keep_cell)
+            cells.append(keep_cell)
     assert not left, f"{notebook} has no cell for {', '.join(left)}"
     book.cells = cells
-    folder = {"metadata": {"path": str(ROOT / notebook.split("/")[0])}}
-    client = NotebookClient(book, timeout=600, kernel_name="python3", resources=folder)
+    folder = (ROOT / notebook).parent
+    client = NotebookClient(
+        book,
+        timeout=600,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(folder)}},
+    )
     client.execute(env=os.environ | {"COURSE_LANG": "en"})
     for cell in keeping:
         printed = "".join(output.get("text", "") for output in cell.outputs)
@@ -200,8 +208,10 @@ def record(notebook: str, wanted: dict[str, dict[str, str]]) -> None:
 def main(names: Sequence[str]) -> None:
     """Records all places, or those that are named."""
     (SITE / "recordings").mkdir(exist_ok=True)
-    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    python_path = str(ROOT)
+    if os.environ.get("PYTHONPATH"):
+        python_path += os.pathsep + os.environ["PYTHONPATH"]
+    os.environ["PYTHONPATH"] = python_path
     by_notebook: dict[str, dict[str, dict[str, str]]] = {}
     for name, place in places().items():
         if not names or name in names:

@@ -5,6 +5,7 @@ numbers are in it. 4004 is chunk 4, with what ranks 0 and 3 brought. Chapter 03 
 """
 
 import re
+from itertools import pairwise
 
 from course_tools.site.svg import Theme, element, rectangle, words_at
 
@@ -26,26 +27,30 @@ def read(figure: str) -> States:
     for numbers in re.findall(r"step \d+: ([\d, ]+)", figure):
         steps.append([int(number) for number in numbers.split(",")])
     n = len(steps[0]) if steps else 0
-    state = [[10**rank * (chunk + 1) for chunk in range(n)] for rank in range(n)]
-    states = [state]
-    for numbers in steps:
-        before = states[-1]
-        state = [list(chunks) for chunks in before]
-        for rank, number in enumerate(numbers):
-            chunk = chunk_of(number)
-            sums = []
-            if chunk < n:
-                arrived = before[rank - 1][chunk]
-                sums = [arrived, arrived + before[rank][chunk]]
-            if number not in sums:
-                raise ValueError(f"rank {rank} cannot hold {number} after {len(states)} steps")
-            state[rank][chunk] = number
-        states.append(state)
-    smallest = min((number for chunks in state for number in chunks), default=0)
+    states = [[[10**rank * (chunk + 1) for chunk in range(n)] for rank in range(n)]]
+    for step, numbers in enumerate(steps, start=1):
+        states.append(next_state(states[-1], numbers, step))
+    smallest = min((number for chunks in states[-1] for number in chunks), default=0)
     is_complete = shares(smallest) == n
     if len(steps) != 2 * (n - 1) or not is_complete:
         raise ValueError(f"this is no ring: {figure}")
     return states
+
+
+def next_state(before: list[list[int]], numbers: list[int], step: int) -> list[list[int]]:
+    """Returns what ranks hold after a step, in which each of them came to hold one new number."""
+    n = len(before)
+    state = [list(chunks) for chunks in before]
+    for rank, number in enumerate(numbers):
+        chunk = chunk_of(number)
+        possible = []
+        if chunk < n:
+            arrived = before[rank - 1][chunk]
+            possible = [arrived, arrived + before[rank][chunk]]
+        if number not in possible:
+            raise ValueError(f"rank {rank} cannot hold {number} after {step} steps")
+        state[rank][chunk] = number
+    return state
 
 
 def chunk_of(number: int) -> int:
@@ -103,8 +108,9 @@ def steps(states: States, theme: Theme) -> tuple[float, str]:
         parts.append(words_at(18, baseline, f"rank {rank}", fill=theme.ink))
     for step in range(len(states)):
         parts.append(grid(states, step, top, theme))
-    for first, text in ((1, "each rank adds what arrives"), (n, "each rank keeps what arrives")):
-        parts.append(words_at(left_of_grid(first, n), 26, text, fill=theme.faint))
+    for first_step, does in ((1, "adds"), (n, "keeps")):
+        x = left_of_grid(first_step, n)
+        parts.append(words_at(x, 26, f"each rank {does} what arrives", fill=theme.faint))
     return top + n * SMALL_PITCH + 20, "".join(parts)
 
 
@@ -145,11 +151,15 @@ class Clock:
 
     def leaves_s(self, step: int) -> float:
         """When the chunks of a step (1 is the first) begin to move; 0 is the beginning."""
-        return START_S + (step - 1) * STEP_S if step else 0.0
+        if step == 0:
+            return 0.0
+        return START_S + (step - 1) * STEP_S
 
     def arrives_s(self, step: int) -> float:
         """When the chunks of a step have arrived; 0 is the beginning."""
-        return self.leaves_s(step) + MOVE_S if step else 0.0
+        if step == 0:
+            return 0.0
+        return self.leaves_s(step) + MOVE_S
 
     def shown(self, from_s: float, to_s: float | None) -> str:
         """The class of what is seen from one moment to a later one, or to the end."""
@@ -161,7 +171,7 @@ class Clock:
             frames.insert(0, "0%{opacity:0}")
         if to_s is not None:
             frames.append(f"{end}%,100%{{opacity:0}}")
-        self.rules[name] = f"@keyframes {name}{{{''.join(frames)}}}"
+        self._add_rule(name, frames)
         return name
 
     def moved(self, step: int, dx: float, dy: float) -> str:
@@ -177,102 +187,125 @@ class Clock:
             f"{end - 0.01:.2f}%{{opacity:1;{at_last}}}",
             f"{end}%,100%{{opacity:0;{at_last}}}",
         ]
-        self.rules[name] = f"@keyframes {name}{{{''.join(frames)}}}"
+        self._add_rule(name, frames)
         return name
+
+    def _add_rule(self, name: str, frames: list[str]) -> None:
+        self.rules[name] = f"@keyframes {name}{{{''.join(frames)}}}"
 
     def style(self) -> str:
         """All rules; who asked for less motion sees the end, standing still."""
-        lines = []
+        lines, hidden = [], []
         for name, rule in self.rules.items():
             timing = "ease-in-out" if name.startswith("m") else "step-end"
-            lines.append(f"{rule}.{name}{{animation:{name} {self.whole_s:g}s {timing} infinite}}")
-        hidden = [f".{name}" for name in self.rules if not name.endswith("_end")]
+            animation = f"{name} {self.whole_s:g}s {timing} infinite"
+            lines.append(f"{rule}.{name}{{animation:{animation}}}")
+            if not name.endswith("_end"):
+                hidden.append(f".{name}")
         still = f"*{{animation:none!important}}{','.join(hidden)}{{opacity:0}}"
         lines.append(f"@media (prefers-reduced-motion: reduce){{{still}}}")
         return "<style>\n" + "\n".join(lines) + "\n</style>\n"
 
 
+def changed_chunk(before: list[int], after: list[int]) -> int:
+    """Returns the one chunk of a rank that a step has changed."""
+    changed = [chunk for chunk, number in enumerate(after) if number != before[chunk]]
+    (chunk,) = changed
+    return chunk
+
+
+class MovingRing:
+    """A picture in which chunks go around."""
+
+    def __init__(self, states: States, theme: Theme) -> None:
+        self.states = states
+        self.theme = theme
+        self.n = len(states[0])
+        self.steps = len(states) - 1
+        self.clock = Clock(self.steps)
+
+    def body(self, summary: str) -> str:
+        """Returns all of it but the style."""
+        parts = self.arrows()
+        for rank in range(self.n):
+            parts += self.held_by(rank)
+        for step in range(1, self.steps + 1):
+            for rank in range(self.n):
+                parts.append(self.travelling(step, rank))
+        parts += self.captions(summary)
+        return "".join(parts)
+
+    def arrows(self) -> list[str]:
+        """Returns the way around, with a head at the end of each arrow."""
+        colour = self.theme.faint
+        head = element("path", d="M0 0L8 4L0 8z", fill=colour)
+        size = {"markerWidth": 8, "markerHeight": 8, "refX": 7, "refY": 4}
+        parts = [element("marker", head, id="to", orient="auto", **size)]
+        line = {"stroke": colour, "stroke_dasharray": "4 5", "marker_end": "url(#to)"}
+        for path in ARROWS:
+            parts.append(element("path", d=path, fill="none", **line))
+        return parts
+
+    def held_by(self, rank: int) -> list[str]:
+        """Returns a rank's name and its chunks, each in all of its states."""
+        x, y = PLACES[rank]
+        _, lowest_y = PLACES[-1]
+        label_y = y - 10 if y < lowest_y else y + SQUARE + 20  # where no chunk passes
+        parts = [words_at(x, label_y, f"rank {rank}", fill=self.theme.ink)]
+        for chunk in range(self.n):
+            numbers = [state[rank][chunk] for state in self.states]
+            parts += self.filled(numbers, x + chunk * PITCH, y)
+        return parts
+
+    def filled(self, numbers: list[int], x: float, y: float) -> list[str]:
+        """Returns one square in each of its states, of which one at a time is seen."""
+        changes = [0]  # the steps after which it holds a new number
+        for step in range(1, len(numbers)):
+            if numbers[step] != numbers[step - 1]:
+                changes.append(step)
+        parts = []
+        for step, next_change in pairwise([*changes, None]):
+            until_s = None
+            if next_change is not None:
+                until_s = self.clock.arrives_s(next_change)
+            seen = self.clock.shown(self.clock.arrives_s(step), until_s)
+            drawn = square(numbers[step], self.n, x, y, SQUARE, self.theme)
+            parts.append(element("g", drawn, class_=seen))
+        return parts
+
+    def travelling(self, step: int, rank: int) -> str:
+        """Returns the chunk that a rank gets in a step, on its way from the rank before it."""
+        sender = rank - 1
+        before, after = self.states[step - 1], self.states[step]
+        chunk = changed_chunk(before[rank], after[rank])
+        from_x, from_y = PLACES[sender]
+        to_x, to_y = PLACES[rank]
+        x = from_x + chunk * PITCH
+        drawn = square(before[sender][chunk], self.n, x, from_y, SQUARE, self.theme)
+        drawn += outline(x, from_y, SQUARE, self.theme)
+        movement = self.clock.moved(step, to_x - from_x, to_y - from_y)
+        return element("g", drawn, class_=movement)
+
+    def captions(self, summary: str) -> list[str]:
+        """Returns the line below, which changes with the steps."""
+        texts = ["Four ranks, four chunks each: every rank needs all four sums."]
+        begins_s: list[float | None] = [0.0]
+        for step in range(1, self.steps + 1):
+            does = "adds" if step < self.n else "keeps"
+            texts.append(f"Step {step} of {self.steps}: each rank {does} the chunk that arrives.")
+            begins_s.append(self.clock.leaves_s(step))
+        texts.append(summary)
+        begins_s.append(self.clock.arrives_s(self.steps) + STEP_S - MOVE_S)
+        style = {"fill": self.theme.ink, "text_anchor": "middle"}
+        parts = []
+        for text, (begin_s, end_s) in zip(texts, pairwise([*begins_s, None]), strict=True):
+            seen = self.clock.shown(begin_s, end_s)
+            parts.append(words_at(430, 322, text, class_=seen, **style))
+        return parts
+
+
 def moving(states: States, summary: str, theme: Theme) -> tuple[float, str, str]:
     """Returns the height, the body and the style of a picture in which chunks go around."""
-    n, steps = len(states[0]), len(states) - 1
-    clock = Clock(steps)
-    parts = arrows(theme)
-    for rank in range(n):
-        parts += held_by(rank, states, clock, theme)
-    for step in range(1, steps + 1):
-        for rank in range(n):
-            parts.append(travelling(states, step, rank, clock, theme))
-    parts += captions(n, steps, summary, clock, theme)
-    return 346, "".join(parts), clock.style()
-
-
-def arrows(theme: Theme) -> list[str]:
-    """Returns the way around, with a head at the end of each arrow."""
-    head = element("path", d="M0 0L8 4L0 8z", fill=theme.faint)
-    size = {"markerWidth": 8, "markerHeight": 8, "refX": 7, "refY": 4}
-    parts = [element("marker", head, id="to", orient="auto", **size)]
-    for path in ARROWS:
-        line = {"stroke": theme.faint, "stroke_dasharray": "4 5", "marker_end": "url(#to)"}
-        parts.append(element("path", d=path, fill="none", **line))
-    return parts
-
-
-def held_by(rank: int, states: States, clock: Clock, theme: Theme) -> list[str]:
-    """Returns a rank's name and its chunks, each in all of its states."""
-    n = len(states[0])
-    x, y = PLACES[rank]
-    _, lowest_y = PLACES[-1]
-    label_y = y - 10 if y < lowest_y else y + SQUARE + 20  # where no chunk passes
-    parts = [words_at(x, label_y, f"rank {rank}", fill=theme.ink)]
-    for chunk in range(n):
-        numbers = [state[rank][chunk] for state in states]
-        parts += filled(numbers, n, x + chunk * PITCH, y, clock, theme)
-    return parts
-
-
-def filled(numbers: list[int], n: int, x: float, y: float, clock: Clock, theme: Theme) -> list[str]:
-    """Returns one square in each of its states, of which one at a time is seen."""
-    changes = [0]
-    for step in range(1, len(numbers)):
-        if numbers[step] != numbers[step - 1]:
-            changes.append(step)
-    moments_s: list[float | None] = [clock.arrives_s(step) for step in changes]
-    moments_s.append(None)
-    parts = []
-    for position, step in enumerate(changes):
-        seen = clock.shown(moments_s[position], moments_s[position + 1])
-        drawn = square(numbers[step], n, x, y, SQUARE, theme)
-        parts.append(element("g", drawn, class_=seen))
-    return parts
-
-
-def travelling(states: States, step: int, rank: int, clock: Clock, theme: Theme) -> str:
-    """Returns the chunk that a rank gets in a step, on its way from the rank before it."""
-    sender = rank - 1
-    before, after = states[step - 1], states[step]
-    n = len(before)
-    (chunk,) = (chunk for chunk in range(n) if after[rank][chunk] != before[rank][chunk])
-    from_x, from_y = PLACES[sender]
-    to_x, to_y = PLACES[rank]
-    x = from_x + chunk * PITCH
-    drawn = square(before[sender][chunk], n, x, from_y, SQUARE, theme)
-    drawn += outline(x, from_y, SQUARE, theme)
-    return element("g", drawn, class_=clock.moved(step, to_x - from_x, to_y - from_y))
-
-
-def captions(n: int, steps: int, summary: str, clock: Clock, theme: Theme) -> list[str]:
-    """Returns the line below, which changes with the steps."""
-    texts = ["Four ranks, four chunks each: every rank needs all four sums."]
-    moments_s: list[float | None] = [0.0]
-    for step in range(1, steps + 1):
-        does = "adds" if step < n else "keeps"
-        texts.append(f"Step {step} of {steps}: each rank {does} the chunk that arrives.")
-        moments_s.append(clock.leaves_s(step))
-    texts.append(summary)
-    moments_s += [clock.arrives_s(steps) + STEP_S - MOVE_S, None]
-    parts = []
-    for position, text in enumerate(texts):
-        seen = clock.shown(moments_s[position], moments_s[position + 1])
-        where = {"class_": seen, "fill": theme.ink, "text_anchor": "middle"}
-        parts.append(words_at(430, 322, text, **where))
-    return parts
+    ring = MovingRing(states, theme)
+    body = ring.body(summary)
+    return 346, body, ring.clock.style()

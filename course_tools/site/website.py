@@ -60,10 +60,11 @@ def begin(to: Path, tongue: Tongue) -> None:
     shutil.copytree(SITE / "static", to / "_static")
     shutil.copytree(SITE / "templates", to / "templates")
     worker = to / "_static/worker.js"
-    worker.write_text(worker.read_text(encoding="utf-8").replace("WHEEL", live_parts.WHEEL))
+    script = worker.read_text(encoding="utf-8")
+    worker.write_text(script.replace("WHEEL", live_parts.WHEEL))
     say = to / "_static/say.js"
-    script = site_languages.for_scripts(tongue, say.read_text(encoding="utf-8"))
-    say.write_text(script, encoding="utf-8")
+    script = say.read_text(encoding="utf-8")
+    say.write_text(site_languages.for_scripts(tongue, script), encoding="utf-8")
     plans.write_table(to / "_static/plans.js")
     (to / "extra/download").mkdir(parents=True)
     shutil.copytree(ROOT / "source/pictures", to / "extra/source/pictures")
@@ -73,13 +74,15 @@ def begin(to: Path, tongue: Tongue) -> None:
 
 def live_places(to: Path) -> dict[str, Place]:
     """Packs what moves; returns each place as places.toml tells of it, drawn, and recorded."""
-    (to / "extra/live/recordings").mkdir(parents=True)
-    packed = live_parts.wheel(to / "extra/live" / live_parts.WHEEL)
-    entries, recordings = live_parts.places(), live_parts.recordings()
+    live = to / "extra/live"
+    (live / "recordings").mkdir(parents=True)
+    packed = live_parts.wheel(live / live_parts.WHEEL)
+    entries = live_parts.places()
+    recordings = live_parts.recordings()
     unmoved = live_parts.redrawn(packed, [(name, {}) for name in recordings])
     places = {}
     for (name, recording), drawn in zip(recordings.items(), unmoved, strict=True):
-        (to / f"extra/live/recordings/{name}.json").write_text(recording, encoding="utf-8")
+        (live / f"recordings/{name}.json").write_text(recording, encoding="utf-8")
         places[name] = Place(entries[name], json.loads(drawn), recording)
     return places
 

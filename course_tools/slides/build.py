@@ -16,6 +16,8 @@ import sys
 from pathlib import Path
 from string import Template
 
+from nbformat import NotebookNode
+
 from course_tools import ROOT
 from course_tools.i18n import site_languages
 from course_tools.i18n.site_languages import Tongue
@@ -58,6 +60,17 @@ def page(chapter: Path, to: Path, tongue: Tongue) -> None:
     (to / f"{chapter.stem}.html").write_text(text, encoding="utf-8")
 
 
+def index(chapters: dict[Path, NotebookNode], to: Path) -> str:
+    """The page with a link to the slides of each chapter that are in a folder."""
+    items = []
+    for path, notebook in chapters.items():
+        page_name = f"{path.stem}.html"
+        if (to / page_name).exists():
+            title = html.escape(course_map.facts(notebook)["title"])
+            items.append(f'<li>{path.name[:2]} <a href="{page_name}">{title}</a></li>')
+    return f'<!doctype html><meta charset="utf-8"><title>Slides</title><ul>{"".join(items)}</ul>'
+
+
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
@@ -73,17 +86,11 @@ def main(argv: list[str] | None = None) -> int:
         return 1
     (to / "_static/pictures").mkdir(parents=True, exist_ok=True)
     shutil.copytree(reveal, to / "_static/reveal", dirs_exist_ok=True)
-    items = []
     chapters = course_map.chapters(tongue=course_map.Tongue(tongue.read, str))
-    for path, notebook in chapters.items():
-        number = path.name[:2]
-        if not args.chapters or number in args.chapters:
+    for path in chapters:
+        if not args.chapters or path.name[:2] in args.chapters:
             page(path, to, tongue)
-        if (to / f"{path.stem}.html").exists():
-            title = html.escape(course_map.facts(notebook)["title"])
-            items.append(f'<li>{number} <a href="{path.stem}.html">{title}</a></li>')
-    index = f'<!doctype html><meta charset="utf-8"><title>Slides</title><ul>{"".join(items)}</ul>'
-    (to / "index.html").write_text(index, encoding="utf-8")
+    (to / "index.html").write_text(index(chapters, to), encoding="utf-8")
     print(f"Open {to / 'index.html'} in a browser; the key S shows the notes.")
     return 0
 

@@ -7,10 +7,11 @@ what was measured stands on a later slide.
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from nbformat import NotebookNode
 
+from course_tools.notebooks.course_map import Say
 from course_tools.notebooks.predictions import Question, questions
 from course_tools.slides.markup import (
     MOST,
@@ -35,7 +36,7 @@ PREDICT = re.compile(r"\*\*(?:Predict|预测)[.。]\*\* ?")
 class Deck:
     """Reads cells one after the other; `parts` has the slides of each part."""
 
-    def __init__(self, cells: Iterable[NotebookNode], say: Callable[[str], str] = str) -> None:
+    def __init__(self, cells: Iterable[NotebookNode], say: Say = str) -> None:
         self.say = say
         first, *cells = cells
         title, *blocks = re.findall(BLOCK, first.source)
@@ -45,23 +46,28 @@ class Deck:
         self.subject: Slide | None = None  # of the next paragraph: an output, or a question
         self.open: Slide | None = None  # has code, and no output yet
         self.parts: list[list[Slide]] = [[]]
-        self.show(*map(words, blocks[:3])).notes += blocks[3:]
+        first_slide = self.show(*map(words, blocks[:3]))
+        first_slide.notes += blocks[3:]
         self.numbers: dict[str, int] = {}  # of the questions, by their texts
-        questions_of: dict[int, list[Question]] = {}  # by the id of the cell that asks
+        self.questions: dict[int, list[Question]] = {}  # by the id of the cell that asks
         for cell, question in questions(cells):
             self.numbers[question.text] = question.number
-            questions_of.setdefault(id(cell), []).append(question)
+            self.questions.setdefault(id(cell), []).append(question)
         for cell in cells:
-            if cell.cell_type == "markdown":
-                self.read(cell.source)
-            elif id(cell) in questions_of:
-                for question in questions_of[id(cell)]:
-                    self.vote(question)
-            elif cell.source.startswith("check("):
-                self.open = None
-            elif not re.search(r"(?m)\Aimport |\Afrom |^predict\(\)", cell.source):
-                self.run(cell)
+            self.read_cell(cell)
         self.end()
+
+    def read_cell(self, cell: NotebookNode) -> None:
+        """Shows a cell, unless it imports, checks, or asks how predictions went."""
+        if cell.cell_type == "markdown":
+            self.read(cell.source)
+        elif id(cell) in self.questions:
+            for question in self.questions[id(cell)]:
+                self.vote(question)
+        elif cell.source.startswith("check("):
+            self.open = None
+        elif not re.search(r"(?m)\Aimport |\Afrom |^predict\(\)", cell.source):
+            self.run(cell)
 
     def read(self, text: str) -> None:
         """Headings begin slides; paragraphs wait for the next code, or speak of the last output."""
@@ -118,13 +124,16 @@ class Deck:
         for piece in pieces:
             slide.add(piece)
         self.parts[-1].append(slide)
-        self.subject = self.open = None
+        self.subject = None
+        self.open = None
         return slide
 
     def flush(self) -> list[str]:
         """Slides of nothing but words, if they stress any; returns those that stress none."""
-        blocks, self.waiting = self.waiting, []
-        if not any(WHOLE.match(block) or "**" in block for block in blocks):
+        blocks = self.waiting
+        self.waiting = []
+        stresses = any(WHOLE.match(block) or "**" in block for block in blocks)
+        if not stresses:
             return blocks
         slide = None
         for block in blocks:
@@ -136,12 +145,14 @@ class Deck:
 
     def end(self) -> None:
         """Words that stress nothing go to the notes of the last slide, if there is one."""
-        left, slides = self.flush(), self.parts[-1]
+        left = self.flush()
+        slides = self.parts[-1]
         if left and not slides:
             self.show(*(words(in_sight(block)) for block in left))
         if left:
             slides[-1].notes += left
-        self.subject = self.open = None
+        self.subject = None
+        self.open = None
 
     def vote(self, question: Question) -> None:
         """The question as its paragraph asks it; without one, what the last paragraph is about."""
@@ -150,36 +161,39 @@ class Deck:
             subject = in_sight(subject)
         if self.waiting and self.waiting[-1] == self.setting:
             self.waiting.pop()
+        asked = words(PREDICT.sub("", subject))
         ballot = vote(question, self.say("Write it down first."))
-        slide = self.show(words(PREDICT.sub("", subject)), ballot, label=self.say("Vote"))
+        slide = self.show(asked, ballot, label=self.say("Vote"))
         slide.notes.append(self.setting)
 
     def run(self, cell: NotebookNode) -> None:
         """Code if it is in sight, each picture on its own, and what was printed."""
         slide = None
-        pictures, printed, answers = outputs(cell)
+        pictures, text, answers = outputs(cell)
         code = re.sub(r"(?m)^\w+\.measured\(.*\)\n?", "", cell.source).strip()
         is_hidden = cell.metadata.get("jupyter", {}).get("source_hidden")
         if code and not is_hidden:
             slide = self.code(code)
         for picture, caption in pictures:
-            slide = self.show((picture, PICTURE_PX))
+            slide = self.show(Piece(picture, PICTURE_PX))
             slide.notes.append(caption)
-        pieces = [listing(printed, "output")] if printed else []
+        pieces = [listing(text, "output")] if text else []
         for line in answers:
             pieces.append(measured(self.number_of(line), line))
         for piece in pieces:
             if not slide or not slide.add(piece):
                 slide = self.show(piece)
         if pieces or pictures:
-            if printed.count("\n") >= MOST:  # the slide has not all of it
-                slide.notes.append(f"```\n{printed}\n```")
-            self.subject, self.open = slide, None
+            if text.count("\n") >= MOST:  # the slide has not all of it
+                slide.notes.append(f"```\n{text}\n```")
+            self.subject = slide
+            self.open = None
 
     def number_of(self, line: str) -> int:
         """The number of the question that a line answers."""
-        (number,) = (self.numbers[text] for text in self.numbers if line.startswith(f"{text}: "))
-        return number
+        asked = [text for text in self.numbers if line.startswith(f"{text}: ")]
+        (text,) = asked
+        return self.numbers[text]
 
     def code(self, code: str) -> Slide:
         """A slide with code, or more code on the one before."""

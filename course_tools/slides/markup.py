@@ -3,6 +3,7 @@
 import html
 import re
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import mistune
 from nbformat import NotebookNode
@@ -14,13 +15,29 @@ from course_tools.notebooks.predictions import Question
 
 COLOURS = HtmlFormatter(style="friendly", nowrap=True)
 WHOLE = re.compile(r"[-|>]|\d\.|```")  # lists, tables, quotations, listings
-ROOM_PX, GAP_PX, LINE_PX, WIDE = 590, 18, 40, 70  # below the heading; a line of words
+ROOM_PX, GAP_PX = 590, 18  # below the heading; between two pieces
+LINE_PX, COLUMNS = 40, 70  # a line of words, and how wide it is
+LISTING_PX = 1120  # how wide a listing is
 SENTENCE = r"((?<=[.?!])[*`)\"]*\s+|(?<=[。？！])[*`）”]*)"
 ENDS = r"(\s|[。？！][*`）”]*)$"
 MOST = 14  # lines of output
 NOBODY = r" \(no prediction\)"
 markdown = mistune.create_markdown(escape=False, plugins=["table"])
-Piece = tuple[str, int]  # HTML, and its height in pixels
+
+
+class Piece(NamedTuple):
+    """Something on a slide, as HTML."""
+
+    markup: str
+    height: int  # in pixels, a guess
+
+
+class Outputs(NamedTuple):
+    """What a cell has below it."""
+
+    pictures: list[tuple[str, str]]  # each with its caption
+    text: str  # what was raised, or else printed
+    answers: list[str]  # the printed lines that answer predictions
 
 
 @dataclass
@@ -35,21 +52,20 @@ class Slide:
 
     def add(self, piece: Piece) -> bool:
         """Shows a piece if there is room, or nothing yet."""
-        markup, height = piece
-        if self.shown and height > self.room:
+        if self.shown and piece.height > self.room:
             return False
-        self.shown.append(markup)
-        self.room -= height + GAP_PX
+        self.shown.append(piece.markup)
+        self.room -= piece.height + GAP_PX
         return True
 
     def html(self) -> str:
         """The slide as reveal.js reads it."""
         label = f'<p class="label">{self.label}</p>' if self.label else ""
-        title_paragraph, _ = words(self.title)
-        title = title_paragraph.strip().removeprefix("<p>").removesuffix("</p>")
+        title_paragraph = words(self.title).markup.strip()
+        title = title_paragraph.removeprefix("<p>").removesuffix("</p>")
         notes = ""
         for note in dict.fromkeys(self.notes):
-            notes += words(note)[0]
+            notes += words(note).markup
         return (
             f'<section><div class="page"><header><h2>{title}</h2>{label}</header>'
             f'{"".join(self.shown)}</div><aside class="notes">{notes}</aside></section>'
@@ -76,8 +92,9 @@ def _is_sentence(text: str) -> bool:
     """Whether a text ends one: its marks and brackets are closed, and it is no abbreviation."""
     if columns(text) <= 35 or text.count("(") != text.count(")"):
         return False
-    is_closed = text.count("*") % 2 == 0 and text.count("`") % 2 == 0
-    return is_closed and re.search(ENDS, text) is not None
+    if text.count("*") % 2 or text.count("`") % 2:
+        return False
+    return re.search(ENDS, text) is not None
 
 
 def columns(line: str) -> int:
@@ -91,14 +108,14 @@ def words(text: str, later: bool = False) -> Piece:
     markup = markdown(text)
     height = 0
     for line in _lines(text):
-        height += LINE_PX * (1 + columns(line) // WIDE)
+        height += LINE_PX * (1 + columns(line) // COLUMNS)
     if height > ROOM_PX:
         size = max(20, 28 * (ROOM_PX / height) ** 0.5)
         markup = f'<div class="much" style="font-size:{size:.0f}px">{markup}</div>'
         height = ROOM_PX
     if later:
         markup = f'<div class="fragment so">{markup}</div>'
-    return markup, height
+    return Piece(markup, height)
 
 
 def _lines(text: str) -> list[str]:
@@ -119,19 +136,23 @@ def listing(text: str, kind: str) -> Piece:
     lines = text.splitlines()
     if kind == "output" and len(lines) > MOST:
         lines = [*lines[: MOST - 1], "…"]
-    longest = max(map(len, lines))
+    longest = max(len(line) for line in lines)
     size = min(24, 1850 // longest, 390 // len(lines))  # of a letter, in pixels
     size = max(17, size)
     broken_lines = 0  # on the slide, where long lines are broken
     for line in lines:
-        broken_lines += 1 + len(line) * size * 3 // 5 // 1120
+        width_px = len(line) * size * 3 // 5
+        broken_lines += 1 + width_px // LISTING_PX
     height = broken_lines * size * 4 // 3 + 20
     shown_text = "\n".join(lines)
     if kind == "code":
-        markup, classes = highlight(shown_text, PythonLexer(), COLOURS), kind
+        classes = kind
+        markup = highlight(shown_text, PythonLexer(), COLOURS)
     else:
-        markup, classes = html.escape(shown_text), f"{kind} fragment"
-    return f'<pre class="{classes}" style="font-size:{size}px">{markup.rstrip()}</pre>', height
+        classes = f"{kind} fragment"
+        markup = html.escape(shown_text)
+    pre = f'<pre class="{classes}" style="font-size:{size}px">{markup.rstrip()}</pre>'
+    return Piece(pre, height)
 
 
 def vote(question: Question, write: str) -> Piece:
@@ -139,17 +160,19 @@ def vote(question: Question, write: str) -> Piece:
     boxes = "".join(f"<li>{html.escape(choice)}</li>" for choice in question.choices)
     answers = f'<ol class="choices">{boxes}</ol>' if boxes else f"<p>{write}</p>"
     asks = f"<b>{html.escape(question.text)} …</b>{answers}"
-    return f'<div class="ask" data-asks="{question.number}">{asks}</div>', 4 * LINE_PX
+    markup = f'<div class="ask" data-asks="{question.number}">{asks}</div>'
+    return Piece(markup, 4 * LINE_PX)
 
 
 def measured(number: int, line: str) -> Piece:
     """What answers a prediction."""
     markup = f'<p class="fragment measured" data-tells="{number}">{html.escape(line)}</p>'
-    return markup, 60 + len(line) // 60 * LINE_PX
+    further_lines = len(line) // 60
+    return Piece(markup, 60 + further_lines * LINE_PX)
 
 
-def outputs(cell: NotebookNode) -> tuple[list[tuple[str, str]], str, list[str]]:
-    """Pictures with captions; what was raised, or else printed; and what answers predictions."""
+def outputs(cell: NotebookNode) -> Outputs:
+    """A cell's outputs, sorted by what becomes of them."""
     pictures, printed, raised = [], "", ""
     for output in cell.outputs:
         data = output.get("data", {})
@@ -164,6 +187,8 @@ def outputs(cell: NotebookNode) -> tuple[list[tuple[str, str]], str, list[str]]:
         elif not markup:
             printed += output.get("text") or data["text/plain"]
     answers = re.findall(rf"(?m)^(.*){NOBODY}$", printed)
-    text = raised or re.sub(rf"(?m)^.*{NOBODY}\n?", "", printed)
+    text = raised
+    if not text:
+        text = re.sub(rf"(?m)^.*{NOBODY}\n?", "", printed)
     without_colours = re.sub(r"\x1b\[[\d;]*m", "", text)
-    return pictures, without_colours.strip("\n"), answers
+    return Outputs(pictures, without_colours.strip("\n"), answers)

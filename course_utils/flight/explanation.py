@@ -10,7 +10,8 @@ from typing import Any
 
 from course_utils.flight import guilt, report
 from course_utils.flight.dumps import Call, Dumps, read_folder
-from course_utils.flight.guilt import FOUND, NOTHING, PROVEN, Edge, Verdict
+from course_utils.flight.guilt import FOUND, NOTHING, PROVEN, Verdict
+from course_utils.flight.wait_graph import Edge
 from course_utils.hang.report import table
 from course_utils.hang.whereabouts import Whereabouts
 from course_utils.launcher.language import _, english

@@ -1,8 +1,6 @@
-"""Who is guilty: the graph of who waits for whom across all groups, and what decides in it.
+"""Who is guilty of a hang, judged by the graph of who waits for whom.
 
-A rank waits for another one if it has a call pending to which the other has not come. This says
-nothing about blame yet: a rank that waits in a pipeline's recv for a rank that waits in an
-all_reduce is a victim of whoever does not come there. What is evidence, strongest first:
+What is evidence, strongest first:
 
 - `DIFFERENT`: a rank calls something else than the other members of the group do.
 - `FAILED`: a rank still shows calls as pending that the others have finished. No member can finish
@@ -18,21 +16,18 @@ all_reduce is a victim of whoever does not come there. What is evidence, stronge
   to a call that does not end.
 """
 
-from collections import Counter, defaultdict, deque
-from collections.abc import Iterable
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from course_utils.flight.circles import circles_in, in_circles, round_trip
 from course_utils.flight.dumps import Call, Dumps, Group
+from course_utils.flight.wait_graph import Edge, WaitGraph, label, others_in
 
 DIFFERENT, FAILED, ABSENT, EXTRA = "different", "failed", "absent", "extra"
 BEHIND, NO_DUMP, ORDER, CIRCLE, STUCK = "behind", "no dump", "order", "circle", "stuck"
 PROVEN, LIKELY, GUESS = "proven", "likely", "guess"
 FOUND, NOTHING, UNKNOWN = "found", "nothing", "unknown"
-# No member can be through one of these before all have taken part.
-_NEEDS_ALL = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"}
-# Every member hands in as many numbers as the others do.
-_EQUAL_SIZES = {"all_reduce", "all_gather", "reduce_scatter", "reduce", "broadcast"}
 _ENOUGH_PAUSES, _LAST_PAUSES = 4, 16
 _CERTAINTY = {
     DIFFERENT: PROVEN,
@@ -45,16 +40,6 @@ _CERTAINTY = {
     CIRCLE: GUESS,
     STUCK: GUESS,
 }
-Meeting = tuple[Group, int]  # a collective: its group and its number there
-
-
-@dataclass(frozen=True)
-class Edge:
-    """A rank waits in a call for another rank."""
-
-    waiter: int
-    waits_for: int
-    call: Call
 
 
 @dataclass(frozen=True)
@@ -98,275 +83,6 @@ class Verdict:
             if certainty in certainties:
                 return certainty
         return PROVEN
-
-
-class WaitGraph:
-    """Who waits for whom, told from dumps.
-
-    Attributes:
-        pending: By rank its calls that are not over, without those that the others have finished.
-        stale: By rank its calls that only it holds to be pending.
-        edges: By rank that waits, one edge for each rank that it waits for.
-        differing: The first collective of each group that is not the same on all ranks.
-    """
-
-    def __init__(self, dumps: Dumps) -> None:
-        self.dumps = dumps
-        self._calls: dict[Meeting, dict[int, Call]] = defaultdict(dict)
-        self._messages: dict[tuple[Group, int, int, str], list[Call]] = defaultdict(list)
-        self._pending_at: dict[Meeting, set[int]] = defaultdict(set)
-        self._first_pending: dict[tuple[int, Group], int] = {}  # its number
-        self._somebody_is_through: dict[tuple[Group, int, str], bool] = {}
-        self._collect()
-        self.pending: dict[int, list[Call]] = {}
-        self.stale: dict[int, list[Call]] = {}
-        self.single_stale: dict[int, list[Call]] = {}
-        self._sort_out()
-        self.differing = self._differing()
-        self._absentees: dict[Meeting, set[int]] = {}
-        self.edges: dict[int, dict[int, Edge]] = {}
-        self._connect()
-
-    def _collect(self) -> None:
-        for rank, dump in self.dumps.by_rank.items():
-            for call in dump.calls:
-                if not call.is_message:
-                    self._calls[call.group, call.number][rank] = call
-                elif not call.finished and call.sender is not None and call.receiver is not None:
-                    key = (call.group, call.sender, call.receiver, call.kind)
-                    self._messages[key].append(call)
-        for meeting in self._calls:
-            pending = self._pending_in(meeting)
-            if not pending:
-                continue
-            self._pending_at[meeting] = pending
-            group, number = meeting
-            for rank in pending:
-                first = self._first_pending.get((rank, group), number)
-                self._first_pending[rank, group] = min(first, number)
-
-    def _pending_in(self, meeting: Meeting) -> set[int]:
-        """The ranks whose calls of this meeting are not over, or have failed.
-
-        gloo notes that a call is over a moment later, and also if it has failed since a member did
-        not come. So here it is over as soon as one member is through, and not if one is missing.
-        """
-        calls = self._calls[meeting]
-        unfinished = {rank for rank, call in calls.items() if not call.finished}
-        a_call = next(iter(calls.values()))
-        if not a_call.by_gloo or a_call.kind not in _NEEDS_ALL:
-            return unfinished
-        ranks = a_call.group.ranks
-        members = [rank for rank in ranks if rank in self.dumps.by_rank]
-        if not all(self._has_come(member, meeting) for member in members):
-            return set(calls)
-        if len(members) < len(ranks):
-            last = {rank for rank, call in calls.items() if self._is_last_of_all(call, members)}
-            return unfinished | last
-        are_alike = len(set(map(label, calls.values()))) == 1
-        somebody_is_through = len(unfinished) < len(calls)
-        return set() if are_alike and somebody_is_through else unfinished
-
-    def _is_over(self, call: Call) -> bool:
-        """Whether a call is over, and has not failed."""
-        if call.is_message:
-            return call.finished
-        return call.rank not in self._pending_at.get((call.group, call.number), ())
-
-    def _is_last_of_all(self, call: Call, members: list[int]) -> bool:
-        """Whether its rank called nothing after it, and no member went on in this group."""
-        if call is not self.dumps.by_rank[call.rank].calls[-1]:
-            return False
-        numbers = [self.dumps.by_rank[rank].last_enqueued.get(call.group, 0) for rank in members]
-        return max(numbers) <= call.number
-
-    def _sort_out(self) -> None:
-        """Which pending calls are really pending.
-
-        A rank with a single one that others have finished may just be about to finish it.
-        """
-        for rank, dump in self.dumps.by_rank.items():
-            unfinished = []
-            over = []
-            for call in dump.calls:
-                if not self._is_over(call):
-                    unfinished.append(call)
-                    if self._others_have_finished(call):
-                        over.append(call)
-            self.stale[rank] = over if len(over) > 1 else []
-            self.single_stale[rank] = over[:1]
-            if len(over) > 1:
-                # A GPU works in order, so what a rank issued before these is over as well.
-                unfinished = [call for call in unfinished if call.order > over[-1].order]
-            self.pending[rank] = unfinished
-
-    def _others_have_finished(self, call: Call) -> bool:
-        """Whether another member is through with a call that needs all of them."""
-        if call.kind not in _NEEDS_ALL:
-            return False
-        key = (call.group, call.number, call.kind)
-        if key not in self._somebody_is_through:
-            through = any(self._is_through(member, call) for member in call.group.ranks)
-            self._somebody_is_through[key] = through
-        return self._somebody_is_through[key]
-
-    def _is_through(self, member: int, call: Call) -> bool:
-        """Whether a member has finished a call, which its own dump may no longer have."""
-        dump = self.dumps.by_rank.get(member)
-        if dump is None:
-            return False
-        member_call = self._calls[call.group, call.number].get(member)
-        if member_call is not None:
-            return self._is_over(member_call) and member_call.kind == call.kind
-        if call.number < self._first_pending.get((member, call.group), 0):
-            return True  # it has come further, and this one is not among its pending calls
-        return call.number <= dump.last_completed.get(call.group, 0)
-
-    def _differing(self) -> dict[Group, Meeting]:
-        first: dict[Group, Meeting] = {}
-        waited_in = set()
-        for group, _ in self._pending_at:
-            waited_in.add(group)
-        for meeting in sorted(self._calls, key=_by_number):
-            group, _ = meeting
-            if group in waited_in and group not in first:
-                labels = set(map(label, self._calls[meeting].values()))
-                if len(labels) > 1:
-                    first[group] = meeting
-        return first
-
-    def calls_of(self, meeting: Meeting) -> dict[int, Call]:
-        """Who is known to have made this call."""
-        return self._calls[meeting]
-
-    def _connect(self) -> None:
-        for rank, calls in self.pending.items():
-            edges: dict[int, Edge] = {}
-            for call in calls:
-                for other in self.absent_from(call):
-                    edges.setdefault(other, Edge(rank, other, call))
-            if edges:
-                self.edges[rank] = edges
-        self._connect_the_held()
-
-    def _connect_the_held(self) -> None:
-        """A call to which all have come doesn't end if a member is held up before it."""
-        held_before: dict[Meeting, list[int]] = {}
-        for rank, calls in self.pending.items():
-            if not calls or self.absent_from(calls[0]):
-                continue
-            call = calls[0]
-            meeting = (call.group, call.number)
-            held = held_before.get(meeting)
-            if held is None or call.is_message:
-                others = [rank, *_others(call)]
-                held = [other for other in others if self._is_held_before(other, call)]
-            if not call.is_message:
-                held_before[meeting] = held
-            for other in held:
-                if other != rank:
-                    self.edges.setdefault(rank, {})[other] = Edge(rank, other, call)
-
-    def _is_held_before(self, other: int, call: Call) -> bool:
-        """Whether a rank that has come to a call has an earlier one pending."""
-        if self.stale.get(other):
-            return True
-        pending = self.pending.get(other)
-        if not pending:
-            return False
-        if call.is_message:
-            same_end, other_end = self._ends_of(call)
-            its_call = other_end[same_end.index(call)] if other_end else None
-        else:
-            its_call = self._calls[call.group, call.number].get(other)
-        return its_call is not None and pending[0].order < its_call.order
-
-    def _ends_of(self, call: Call) -> tuple[list[Call], list[Call]]:
-        """The pending messages like this one, at its end and at the other, in order."""
-        other_kind = "recv" if call.kind == "send" else "send"
-        same_end = self._messages[call.group, call.sender, call.receiver, call.kind]
-        other_end = self._messages[call.group, call.sender, call.receiver, other_kind]
-        return same_end, other_end
-
-    def absent_from(self, call: Call) -> set[int]:
-        """The ranks that a pending call needs, and that have not come to it or left no dump."""
-        if call.is_message:
-            return self._absent_end(call)
-        if call.kind == "coalesced":
-            return set()
-        meeting = (call.group, call.number)
-        if meeting not in self._absentees:
-            absent = set()
-            for member in call.group.ranks:
-                if not self._has_come(member, meeting):
-                    absent.add(member)
-            self._absentees[meeting] = absent
-        return self._absentees[meeting] - {call.rank}
-
-    def _has_come(self, member: int, meeting: Meeting) -> bool:
-        group, number = meeting
-        dump = self.dumps.by_rank.get(member)
-        if dump is None:
-            return False
-        return member in self._calls[meeting] or number <= dump.last_enqueued.get(group, 0)
-
-    def _absent_end(self, call: Call) -> set[int]:
-        """The other end of a message, if it is not there: the first pending ones meet."""
-        if call.sender is None or call.receiver is None:
-            return set()
-        other = call.receiver if call.kind == "send" else call.sender
-        if other == call.rank:
-            return set()
-        same_end, other_end = self._ends_of(call)
-        return set() if same_end.index(call) < len(other_end) else {other}
-
-    def first_absentees(self, rank: int) -> set[int]:
-        """Whom a rank waits for in the first call that it has pending."""
-        edges = self.edges.get(rank, {})
-        first = self.pending[rank][0]
-        return {other for other, edge in edges.items() if edge.call is first}
-
-    def waiters_of(self, rank: int) -> list[Edge]:
-        """Who waits for a rank directly."""
-        edges = []
-        for others in self.edges.values():
-            if rank in others:
-                edges.append(others[rank])
-        return edges
-
-    def explained_by(self, ranks: Iterable[int]) -> dict[int, Edge | None]:
-        """All ranks that wait for these, directly or through others: each with its next step."""
-        waiters: dict[int, list[Edge]] = defaultdict(list)
-        for others in self.edges.values():
-            for other, edge in others.items():
-                waiters[other].append(edge)
-        steps: dict[int, Edge | None] = dict.fromkeys(ranks)
-        to_visit = deque(steps)
-        while to_visit:
-            for edge in waiters[to_visit.popleft()]:
-                if edge.waiter not in steps:
-                    steps[edge.waiter] = edge
-                    to_visit.append(edge.waiter)
-        return steps
-
-
-def _by_number(meeting: Meeting) -> int:
-    return meeting[1]
-
-
-def _others(call: Call) -> list[int]:
-    """Who else takes part in a call."""
-    if call.is_message:
-        ends = [call.sender, call.receiver]
-        return [end for end in ends if end is not None and end != call.rank]
-    return [member for member in call.group.ranks if member != call.rank]
-
-
-def label(call: Call) -> tuple[object, ...]:
-    """What has to be the same on all ranks."""
-    if call.kind in _EQUAL_SIZES and call.sizes:
-        return call.kind, call.numel, call.dtypes[:1]
-    return (call.kind,)
 
 
 class Judge:
@@ -497,9 +213,9 @@ class Judge:
             rank = min(left)
             together = {rank}
             for call in self.graph.pending[rank]:
-                together |= set(_others(call)) & left
+                together |= set(others_in(call)) & left
             first = self.graph.pending[rank][0]
-            for other in _others(first):
+            for other in others_in(first):
                 if self.graph.pending.get(other) and other not in self.graph.edges:
                     together.add(other)
             left -= together
@@ -536,7 +252,7 @@ class Judge:
     def _behind(self) -> None:
         """A rank that has not come, although what it waits in has kept no peer from coming."""
         for (group, number), waiting in sorted(
-            self.graph._pending_at.items(), key=lambda item: item[0][1]
+            self.graph.pending_at.items(), key=lambda item: item[0][1]
         ):
             waiting = waiting & set(self.graph.edges)
             if not waiting or group in self.graph.differing:
@@ -580,7 +296,7 @@ class Judge:
                 if not call.is_message:
                     met[call.group].add(rank)
                     continue
-                for other in _others(call):
+                for other in others_in(call):
                     beside[rank].add(other)
                     beside[other].add(rank)
         groups_left = set(met)
@@ -629,11 +345,11 @@ class Judge:
         waits_for: dict[int, set[int]] = {}
         for rank in unexplained:
             waits_for[rank] = self.graph.first_absentees(rank) & unexplained
-        for circle in _circles_in(waits_for):
+        for circle in circles_in(waits_for):
             inside = {rank: waits_for[rank].intersection(circle) for rank in circle}
             breakers = []
-            for rank in _round_trip(inside):
-                if not _in_circles({**inside, rank: set()}):
+            for rank in round_trip(inside):
+                if not in_circles({**inside, rank: set()}):
                     breakers.append(rank)
             firsts = [self.graph.pending[rank][0] for rank in circle]
             if len(breakers) > 1 and not any(call.is_message for call in firsts):
@@ -686,7 +402,7 @@ class Judge:
         """The rank that waits in the oldest call, and all of these who are in that call too."""
         oldest = min(ranks, key=lambda rank: self.graph.pending[rank][0].created_ns)
         call = self.graph.pending[oldest][0]
-        return {oldest, *_others(call)}.intersection(ranks)
+        return {oldest, *others_in(call)}.intersection(ranks)
 
     def _slow(self) -> list[int]:
         """The guilty, if all are only as late as they have been before: then nothing hangs."""
@@ -751,73 +467,6 @@ def _role(call: Call) -> tuple[object, ...]:
 
 def _ends(call: Call) -> list[int]:
     return [end for end in (call.sender, call.receiver) if end is not None]
-
-
-def _partners(calls: Iterable[Call]) -> set[int]:
-    """Who takes part in any of these calls."""
-    partners: set[int] = set()
-    for call in calls:
-        partners.update(_others(call))
-    return partners
-
-
-def _round_trip(waits_for: dict[int, set[int]]) -> list[int]:
-    """Ranks that wait for each other in turn, of a graph in which each waits for somebody."""
-    trip = [min(waits_for)]
-    while True:
-        following = min(waits_for[trip[-1]])
-        if following in trip:
-            return sorted(trip[trip.index(following) :])
-        trip.append(following)
-
-
-def _circles_in(waits_for: dict[int, set[int]]) -> list[list[int]]:
-    """The ranks that wait for each other, directly or through others: a list for each circle.
-
-    Ranks that wait for nobody are taken away again and again, and so are those that nobody waits
-    for; then what is left is parted into those that reach each other.
-    """
-    left = _in_circles(waits_for)
-    circles = []
-    while left:
-        start = min(left)
-        forward = _reached(start, left)
-        backward = _reached(start, _reversed(left))
-        together = forward & backward
-        if len(together) > 1:
-            circles.append(sorted(together))
-        rest = set(left) - together
-        left = _in_circles({rank: left[rank] & rest for rank in rest})
-    return circles
-
-
-def _in_circles(waits_for: dict[int, set[int]]) -> dict[int, set[int]]:
-    """The graph without ranks that wait for nobody in it, or that nobody in it waits for."""
-    left = waits_for
-    while True:
-        waited_for: set[int] = set().union(*left.values())
-        kept = {rank for rank, others in left.items() if others and rank in waited_for}
-        if len(kept) == len(left):
-            return left
-        left = {rank: left[rank] & kept for rank in kept}
-
-
-def _reversed(waits_for: dict[int, set[int]]) -> dict[int, set[int]]:
-    waiters: dict[int, set[int]] = {rank: set() for rank in waits_for}
-    for rank, others in waits_for.items():
-        for other in others:
-            waiters[other].add(rank)
-    return waiters
-
-
-def _reached(start: int, waits_for: dict[int, set[int]]) -> set[int]:
-    reached = {start}
-    to_visit = [start]
-    while to_visit:
-        for other in waits_for[to_visit.pop()] - reached:
-            reached.add(other)
-            to_visit.append(other)
-    return reached
 
 
 def judge(dumps: Dumps) -> Verdict:

@@ -5,7 +5,8 @@ from pathlib import PurePath
 
 from course_utils.flight import dumps, guilt, unpickle
 from course_utils.flight.dumps import Call, Dumps
-from course_utils.flight.guilt import Edge, Evidence, Verdict
+from course_utils.flight.guilt import Evidence, Verdict
+from course_utils.flight.wait_graph import Edge
 from course_utils.launcher.language import N_, _, ngettext, sentences
 from course_utils.launcher.words import ranks_named
 

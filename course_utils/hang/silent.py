@@ -50,6 +50,11 @@ _OF_RANKS = {
         "wrap the model anew."
     ),
 }
+_OTHER_WEIGHTS = N_(
+    "launch: at its last backward pass, a DDP model had other weights on {ranks} than on rank 0, "
+    "although DDP averages gradients. Call the optimizer and the scheduler alike on every rank. "
+    "Load weights on every rank, or before the model is wrapped: then DDP copies rank 0's."
+)
 _ONE_FOR_SEVERAL = N_(
     "launch: {call}, was handed one tensor for several results on {ranks}, so all of "
     "these are the last one. Make a tensor for each: [torch.zeros_like(x) for _ in "
@@ -92,6 +97,10 @@ def _of_each_rank(logs: Logs) -> list[str]:
         ranks = _ending_with(flag, logs)
         if ranks:
             sentences.append(_(sentence, ranks=ranks_named(ranks)))
+    if not sentences:  # gradients that were not averaged make weights differ as well
+        ranks = _with_other_weights(logs)
+        if ranks:
+            sentences.append(_(_OTHER_WEIGHTS, ranks=ranks_named(ranks)))
     events = _all_events(logs)
     # A barrier has no tensor. It doesn't hide a call that has one.
     barriers = [event for event in events if event.kind == "barrier"]
@@ -115,6 +124,31 @@ def _ending_with(flag: int, logs: Logs) -> list[int]:
         if log.events and log.events[-1].flags & flag:
             ranks.append(rank)
     return ranks
+
+
+def _with_other_weights(logs: Logs) -> list[int]:
+    """The ranks on which some DDP model's last weights in training were not those of rank 0."""
+    weights_of = {}
+    for rank, log in logs.items():
+        if not log.events or log.events[-1].kind != "return":
+            return []
+        weights_of[rank] = log.events[-1].weights
+    numbers_of_models = {len(weights) for weights in weights_of.values()}
+    if len(numbers_of_models) > 1:  # which of them belong together is not known
+        return []
+    ranks = set()
+    for position in range(numbers_of_models.pop()):
+        gradients_on_rank_0, checksum_on_rank_0 = weights_of[0][position]
+        differing = []
+        for rank, weights in weights_of.items():
+            gradients_seen, checksum = weights[position]
+            if checksum == 0 or gradients_seen != gradients_on_rank_0:  # they can't be compared
+                differing = []
+                break
+            if checksum != checksum_on_rank_0:
+                differing.append(rank)
+        ranks.update(differing)
+    return sorted(ranks)
 
 
 def _first_with(flag: int, events: Sequence[Event]) -> tuple[Event | None, list[int]]:

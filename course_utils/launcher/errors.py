@@ -421,42 +421,18 @@ def worker_error(
     world_size: int,
     output: list[str],
     stacks_of_others: Mapping[int, list[Frame] | None] | None = None,
-    winner: int | None = None,
 ) -> WorkerError:
     """The error that names the root cause among the failures seen.
-
-    Of those that are heard within a moment, signals and exits count before exceptions, and these
-    in order of time; complaints about a lost peer come last. Ranks that failed with the same words,
-    but for numbers, are named together, in rank order.
 
     Args:
         failures: all that were heard, at least one.
         world_size: number of ranks.
         output: by rank, what it printed.
         stacks_of_others: where ranks without a failure are, if that is worth telling.
-        winner: a rank that listens on the port on which those that failed wanted to listen. Who is
-            first there varies, and the words do not.
     """
-    first = min(failures, key=Failure._order_of_blame)
-    in_rank_order = sorted(failures, key=lambda failure: failure.rank)
-    alike = [failure for failure in in_rank_order if failure.alike_key == first.alike_key]
-    others = [failure for failure in in_rank_order if failure.alike_key != first.alike_key]
+    alike, others = _root_cause_and_others(failures)
     root = alike[0]
     failed = [failure.rank for failure in alike]
-    reason = root.likely(world_size, output[root.rank])
-    rows = _differing_words(alike)
-    rows += _about_the_others(failed, others, world_size, stacks_of_others or {})
-    if winner is not None:
-        racing = sorted([*failed, winner])
-        reason = _(reasons.RACE)
-        rows = _about_the_others(racing, others, world_size, {})
-        failed_so = _(
-            "of ranks {ranks}, all but one failed: {story}",
-            ranks=ranks_listed(racing),
-            story=root.story(),
-        )
-        parts = [failed_so, likely_reason(reason), "\n".join(rows)]
-        return WorkerError(parts, output, [*alike, *others])
     failed_so = ngettext(
         "rank {ranks} failed: {story}",
         "ranks {ranks} failed: {story}",
@@ -464,8 +440,49 @@ def worker_error(
         ranks=ranks_listed(failed),
         story=root.story(),
     )
+    reason = root.likely(world_size, output[root.rank])
+    rows = _differing_words(alike)
+    rows += _about_the_others(failed, others, world_size, stacks_of_others or {})
     parts = [failed_so, likely_reason(reason), "\n".join(rows)]
     return WorkerError(parts, output, [*alike, *others])
+
+
+def race_error(
+    failures: list[Failure], winner: int, world_size: int, output: list[str]
+) -> WorkerError:
+    """The error of ranks that all wanted to listen on one port, which `winner` has got.
+
+    Who is first there varies from run to run, and the words do not.
+    """
+    alike, others = _root_cause_and_others(failures)
+    failed = [failure.rank for failure in alike]
+    racing = sorted([*failed, winner])
+    failed_so = _(
+        "of ranks {ranks}, all but one failed: {story}",
+        ranks=ranks_listed(racing),
+        story=alike[0].story(),
+    )
+    rows = _about_the_others(racing, others, world_size, {})
+    parts = [failed_so, likely_reason(_(reasons.RACE)), "\n".join(rows)]
+    return WorkerError(parts, output, [*alike, *others])
+
+
+def _root_cause_and_others(failures: list[Failure]) -> tuple[list[Failure], list[Failure]]:
+    """The failures that are the root cause, in rank order, and the others.
+
+    Of those that are heard within a moment, signals and exits count before exceptions, and these
+    in order of time; complaints about a lost peer come last. Ranks that failed with the same words,
+    but for numbers, are the root cause together.
+    """
+    first = min(failures, key=Failure._order_of_blame)
+    alike = []
+    others = []
+    for failure in sorted(failures, key=lambda failure: failure.rank):
+        if failure.alike_key == first.alike_key:
+            alike.append(failure)
+        else:
+            others.append(failure)
+    return alike, others
 
 
 def likely_reason(reason: str) -> str:

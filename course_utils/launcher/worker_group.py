@@ -307,7 +307,7 @@ class WorkerGroup:
             pids = {worker.rank: worker.pid for worker in running}
             winner = ports.who_listens(port, pids)
             if winner is not None:
-                return errors.worker_error(failures, self.world_size, self.output(), winner=winner)
+                return errors.race_error(failures, winner, self.world_size, self.output())
         if root_cause.echo != echoes.WAITED or not running:
             return error
         # A rank gave up waiting for others, so it helps to know where those are.

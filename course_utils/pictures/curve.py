@@ -48,7 +48,8 @@ def curves(points_by_rank: Sequence[Points]) -> str:
         )
     axes = f"M{_LEFT},{_TOP}V{floor}H{_WIDTH - _RIGHT}"
     return (
-        f'<svg width="{_WIDTH}" height="{_HEIGHT}" role="img" aria-label="loss of every rank" '
+        f'<svg width="{_WIDTH}" height="{_HEIGHT}" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" '
+        f'aria-label="loss of every rank" '
         f'style="display:block;max-width:100%" font-size="11" fill="currentColor">'
         f'<path d="{axes}" fill="none" stroke="currentColor" opacity=".5"/>'
         f"{_text(_LEFT - 6, _TOP + 8, f'{largest:.3g}', 'end')}"

@@ -98,6 +98,8 @@ class Event:
     number: int = 0
     line: tuple[str, int, str] | None = None  # file, number and function of the learner's line
     flags: int = 0  # what else is known, such as FORWARD: DDP called it
+    # Of a "return", by DDP model: how many gradients were seen, and a checksum of its last weights.
+    weights: tuple[tuple[int, int], ...] = ()
     # For what is `queued`: when its work began and was complete on the GPU, by CUDA's events, on
     # the clock of `start_s`; None where no events were recorded.
     began_s: float | None = None

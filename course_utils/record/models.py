@@ -1,15 +1,17 @@
-"""Inside a rank: whether the gradients of its DDP models have been averaged.
+"""Inside a rank: whether its DDP models' gradients were averaged, and what their weights became.
 
 Nothing in here disturbs a model. DDP itself keeps the nodes of the graph that accumulate gradients
-alive, and hooks listen to a few of them until the first gradient arrives.
+alive. Hooks listen to a few of them until the first gradient arrives, and to three of them always.
 """
 
 import contextlib
 import threading
 import weakref
+import zlib
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from course_utils.launcher import torch_private
@@ -17,6 +19,8 @@ from course_utils.record.event import BACKWARD, DDP_INIT, FORWARD, UNAVERAGED, U
 
 # Parameters of a model that are listened to; at least one should take part in every loss.
 _LISTENED_TO = 8
+_COMPARED = 3  # parameters of a model some of whose numbers are compared between ranks
+_NUMBERS = 200  # of each
 
 
 class Models:
@@ -31,11 +35,14 @@ class Models:
         self._heard: dict[int, tuple[weakref.ref, torch.dtype]] = {}
         self._ddp_averages = False  # whether any call came from a backward pass
         self._elements = 0  # of tensors handed in by calls that were not DDP's
+        # By a model's position: the number of gradients seen, and a checksum of its last weights.
+        self._checksums: dict[int, tuple[int, int]] = {}
 
     def follow(self, model: DistributedDataParallel) -> None:
         """Arrange for the end of a model to be noticed."""
         training = _Training(model)
-        finalizer = weakref.finalize(model, self._judge, model.reducer, training)
+        position = len(self._finalizers)
+        finalizer = weakref.finalize(model, self._judge, model.reducer, training, position)
         self._finalizers.append(finalizer)
         for weight in model.module.parameters():
             if weight.requires_grad:
@@ -69,8 +76,23 @@ class Models:
             return UNHEARD
         return UNAVERAGED if self._unaveraged else 0
 
-    def _judge(self, reducer: Any, training: "_Training") -> None:
+    def checksums(self) -> tuple[tuple[int, int], ...]:
+        """By model, as they were wrapped: the gradients seen, and a checksum of its last weights.
+
+        The checksum is 0 where nothing says that the weights of all ranks should be equal. Asked
+        after `flags`.
+        """
+        checksums = []
+        for position in range(len(self._finalizers)):
+            checksums.append(self._checksums.get(position, (0, 0)))
+        return tuple(checksums)
+
+    def _judge(self, reducer: Any, training: "_Training", position: int) -> None:
         """At a model's end: has a backward pass left gradients that nobody averaged?"""
+        if self._ddp_averages and training.is_everybodys:
+            with contextlib.suppress(Exception):  # a GPU may be in no state to be asked
+                last_weights = checksum(training.last_numbers)
+                self._checksums[position] = training.gradients_seen, last_weights
         by_hand = self._elements >= training.elements
         if training.has_stepped() and not self._ddp_averages and not by_hand:
             self._unaveraged = True
@@ -98,6 +120,13 @@ class _Training:
         self._model = weakref.ref(model)
         parameters = self._parameters(model)
         self.elements = sum(parameter.numel() for parameter in parameters)
+        # Whether all ranks of the launch are to train it alike. With a communication hook, the
+        # learner decides what is averaged, and when.
+        self.is_everybodys = model.process_group.size() == dist.get_world_size()
+        # By position, some numbers of some weights as they were at the last backward pass. Later, a
+        # rank may load others, such as the best for an evaluation.
+        self.last_numbers: dict[int, torch.Tensor] = {}
+        self.gradients_seen = 0  # a rank with fewer batches than others has fewer
         # Each parameter's version at the first gradient.
         self._versions: list[tuple[torch.Tensor, int]] = []
         self._hooks: list[Any] = []
@@ -110,6 +139,27 @@ class _Training:
         for parameter in parameters[::step]:
             node = torch.autograd.graph.get_gradient_edge(parameter).node
             self._hooks.append(node.register_hook(self._first_gradient))
+        compared = [weight for weight in parameters if weight.is_contiguous()]  # others are copied
+        step = max(1, len(compared) // _COMPARED)
+        for position, parameter in enumerate(compared[::step]):
+            self._keep_numbers(position, parameter)
+
+    def _keep_numbers(self, position: int, parameter: torch.Tensor) -> None:
+        """Keep some of a parameter's numbers at each of its gradients. It takes 10 us."""
+        if hasattr(parameter, "_in_backward_optimizers"):  # it may have changed by then
+            self.is_everybodys = False
+            return
+        reference = weakref.ref(parameter)
+
+        def keep(*_: object) -> None:
+            weight = reference()
+            if weight is None:
+                return
+            with contextlib.suppress(Exception):  # it would end the learner's backward pass
+                self.gradients_seen += 1
+                self.last_numbers[position] = weight.detach().flatten()[:_NUMBERS].clone()
+
+        torch.autograd.graph.get_gradient_edge(parameter).node.register_hook(keep)
 
     def _parameters(self, model: DistributedDataParallel) -> list[torch.Tensor]:
         return [weight for weight in model.module.parameters() if weight.requires_grad]
@@ -121,6 +171,7 @@ class _Training:
             model = self._model()
             # With a communication hook, the learner decides what DDP averages.
             if model is None or getattr(model, "_comm_hooks", None):
+                self.is_everybodys = False
                 return
             parameters = self._parameters(model)
             self._versions = [(parameter, parameter._version) for parameter in parameters]
@@ -139,3 +190,21 @@ class _Training:
             if parameter._version > version:
                 parameters.append(parameter)
         return parameters
+
+
+def checksum(numbers: dict[int, torch.Tensor]) -> int:
+    """A number that is the same where tensors have the same bits.
+
+    Args:
+        numbers: one-dimensional tensors of any dtype, by position.
+
+    Returns:
+        At least 1; 0 if some are on a GPU that is still at work, which isn't waited for.
+    """
+    bits = b""
+    for position in sorted(numbers):
+        tensor = numbers[position]
+        if tensor.is_cuda and not torch.cuda.current_stream(tensor.device).query():
+            return 0
+        bits += bytes(tensor.cpu().view(torch.uint8).tolist())
+    return zlib.crc32(bits) + 1

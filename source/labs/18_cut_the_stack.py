@@ -268,7 +268,7 @@ check(clip_stages, spec=clip_stages_spec, inputs=clip_stages_inputs, **clip_opti
 # %% [markdown]
 # ## Bonus · Two small stages instead of a large one
 #
-# *No minutes, no check.* Give each of two ranks four layers of the chapter's eight, once as one stage (layers 0 to 3 and 4 to 7), once as two (rank 0 has 0, 1, 4 and 5). A microbatch then visits each rank twice. What happens to the bubble, and to the number of messages?
+# *No minutes, no check.* Give each of two ranks four layers of the chapter's eight, once as one stage (layers 0 to 3 and 4 to 7), once as two (rank 0 has 0, 1, 4 and 5). The second way, a microbatch visits each rank twice. What happens to the bubble, and to the number of messages?
 #
 # <details><summary>Answer</summary>
 # With v small stages per rank, the pipeline fills in steps that are v times as short, so the bubble shrinks to (p − 1) / (v m + p − 1). But a microbatch now crosses from rank to rank three times on its way forward, instead of once. <a href="https://arxiv.org/abs/2104.04473">Narayanan and others</a> call this schedule <em>interleaved</em>; PyTorch has it as <code>ScheduleInterleaved1F1B</code>.
@@ -280,7 +280,7 @@ my_interleaved = None
 # %% [markdown]
 # ## Which exercises pass?
 #
-# The last word on each, as it was last checked in this notebook. `make progress` says the same of all labs.
+# Each exercise as you last checked it in this notebook. `make progress` tells you the same about all labs.
 
 # %%
 progress("split_layers", "tied_gradient", "clip_stages")

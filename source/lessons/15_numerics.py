@@ -398,7 +398,7 @@ show(chapter_15.off_one_process(shares, "off one process, in percent"), text)
 # %% [markdown]
 # ### Write it
 #
-# *About 6 minutes.* `model` is a DDP already; `pieces` are this rank's micro-batches of one step, `(inputs, targets)`, all of one size, equally many on all ranks. Leave in the gradients what one process would have from the mean of `mse_loss` over all pieces, clipped to `limit`. Return the norm before clipping.
+# *About 6 minutes.* `model` is a DDP already; `pieces` are this rank's microbatches of one step, `(inputs, targets)`, all of one size, equally many on all ranks. Leave in the gradients what one process would have from the mean of `mse_loss` over all pieces, clipped to `limit`. Return the norm before clipping.
 
 
 # %%
@@ -457,7 +457,7 @@ show(chapter_15.off_one_process(shares, "off one process, in percent"), text)
 #
 # ## 7 · A norm over all ranks
 #
-# `BatchNorm` takes mean and deviation of each rank's *local* batch. To synchronise it, sums have to be differentiable. Here are three all-reduces; the gradient of 2(*a* + *b*)² is 4(*a* + *b*) = 8.
+# `BatchNorm` takes mean and deviation of each rank's *local* batch. To synchronise it, sums have to be differentiable. Here are three all-reduces. Each of two ranks has the loss (*a* + *b*)², so together they have 2(*a* + *b*)², whose gradient is 4(*a* + *b*) = 8.
 
 
 # %%
@@ -567,7 +567,7 @@ closest.measured(1 + distances.index(min(distances)))
 # %% [markdown]
 # Copying throws away what three ranks had found. So **synchronise the norm**, or turn copying off and average the buffers before you save.
 #
-# When are buffers sent? Here's one step of three micro-batches, the first two under `no_sync`.
+# When are buffers sent? Here's one step of three microbatches, the first two under `no_sync`.
 
 
 # %%
@@ -576,7 +576,7 @@ def accumulate():
     model = DistributedDataParallel(network)
     for part in range(3):
         with nullcontext() if part == 2 else model.no_sync():
-            dist.barrier()  # marks the beginning of a micro-batch in the record
+            dist.barrier()  # marks the beginning of a microbatch in the record
             model(training.data[:4]).sum().backward()
 
 
@@ -585,7 +585,7 @@ kinds = [event.kind for event in trace.of_rank(0)]
 print(*kinds[kinds.index("barrier") :])
 
 # %% [markdown]
-# The broadcasts come in the first micro-batch, and in no other.
+# The broadcasts come in the first microbatch, and in no other.
 #
 # ## What you know now
 
@@ -593,6 +593,6 @@ print(*kinds[kinds.index("barrier") :])
 predict()
 
 # %% [markdown]
-# A difference that shrinks in float64, as its control does, is rounding. One that stays is a bug: a divisor, a clip, a mean of means, a norm of a quarter of the batch.
+# A difference that shrinks in float64, as its control does, is rounding. One that stays is a bug: a sum divided by the wrong number, a clip by one rank's norm, a mean of means, a batch norm that sees a quarter of the batch.
 #
 # **Next:** [08 · It hangs, lies or dies](08_it_hangs_lies_or_dies.ipynb).

@@ -387,7 +387,7 @@ pictures.draw_plans(prices)
 # **Check yourself.** A model has more heads than a node has GPUs. Why not cut it further?
 #
 # <details><summary>Answer</summary>
-# It could be, but each block's two all-reduces would cross nodes, and the next layer waits for each. Copies may well send more bytes, but only once per step, and that can hide behind backward. If the model doesn't fit in one node, a pipeline of layers sends only activations, from one node to the next.
+# It could be, but each block's two all-reduces would cross nodes, and the next layer waits for each. Copies may well send more bytes, but only once per step, and that can hide behind backward. If the model doesn't fit in one node, a pipeline of layers sends only activations, from one node to the next: see [chapter 18](18_cut_the_stack.ipynb).
 # </details>
 
 # %%

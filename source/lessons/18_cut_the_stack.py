@@ -140,7 +140,7 @@ gpipe_passed
 gpipe = go_on_with(my_gpipe, gpipe_passed, pipeline.gpipe)
 
 # %% [markdown]
-# Now the same 48 rows in four microbatches of 12. (The price of a microbatch stays at 100 and 200 µs. So this batch costs four times as much as the one above.)
+# Now the same 48 rows in four microbatches of 12. (A microbatch still counts as 100 and 200 µs, so all the computing of this batch is four times that of the one above.)
 #
 # **Predict.** For what share of the step does a stage idle now?
 
@@ -187,7 +187,7 @@ bubble_passed
 bubble = go_on_with(my_bubble, bubble_passed, chapter_18.bubble)
 
 # %% [markdown]
-# With p stages and m microbatches that's (p − 1) / (m + p − 1). The formula has free messages; the last columns have a network on which they take 10 µs and more.
+# With p stages and m microbatches that's (p − 1) / (m + p − 1). In the formula messages are free; the last column has a network on which they take 10 µs and more.
 
 # %%
 counts = (1, 2, 4, 8, 24)
@@ -206,7 +206,7 @@ pictures.draw_bubble(counts, replayed)
 # %% [markdown]
 # More microbatches shrink the bubble: four stages need 27 of them to idle for a tenth of the step. Messages add two percent at most, because they delay a stage only while the pipeline fills and empties. In between, the next microbatch is already there.
 #
-# ([Some papers](https://arxiv.org/abs/2104.04473) give (p − 1) / m instead: the same idle time, divided by the time that a stage *works*.) So why not take a thousand microbatches? On a GPU, small ones are computed less efficiently, which our model doesn't know. And there's a price that we can count.
+# ([Some papers](https://arxiv.org/abs/2104.04473) give (p − 1) / m instead: the same idle time, divided by the time that a stage *works*.) So why not take a thousand microbatches? On a GPU, small ones are computed less efficiently ([the same paper](https://arxiv.org/abs/2104.04473) measures that), which our model doesn't know. And there's a price that we can count.
 #
 # ## 4 · One forward, one backward
 #
@@ -275,7 +275,7 @@ for name, step in steps.items():
 # %% [markdown]
 # A stage holds at most as many microbatches as there are stages from it to the end: 4, 3, 2 and 1, instead of 8 each. With 24 microbatches it's still 4. So one may take many microbatches, and *that* makes the bubble small.
 #
-# With real messages 1F1B idles more. A stage now waits for a gradient before each next forward, so it can't run ahead, and a late message is felt in each turn. Both effects are in the replay, not in the formula.
+# With real messages 1F1B idles more. A stage now waits for a gradient before each next forward, so it can't run ahead, and a late message is felt in each turn. The replay knows this, the formula doesn't.
 
 # %% [markdown]
 # ### Who sends first?

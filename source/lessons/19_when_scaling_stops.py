@@ -266,7 +266,7 @@ print(f"                            and {replayed_s[2]:.4f} s by dry run and rep
 # %% [markdown]
 # Each doubling of `tp` halves the copies, so a copy gets twice the tokens, and each of its ranks sends more than twice as much.
 #
-# `step_time` adds it all up for a plan: computing, these all-reduces, what the copies send as far as it isn't hidden, and the waiting in a pipeline. The sources of its formulas stand in its file. **It's a model, not a measurement.** But where a dry run can judge it, it does, as in the last two lines.
+# `step_time` adds it all up for a plan: computing, these all-reduces, what the copies send as far as it isn't hidden, and the waiting in a pipeline. The sources of its formulas stand in its file. **It's a model, not a measurement.** But where a dry run can check it, it has been checked, as in the last two lines above.
 #
 # **Predict.** 512 chips train the 70B model, with a batch of 4 million tokens. For each `tp` the computer tries all plans that fit. Which `tp` has the fastest?
 
@@ -280,7 +280,7 @@ fastest_tp.measured(min(fitting, key=lambda tp: fitting[tp].step_s))
 pictures.draw_steps({f"tp {tp}": score for tp, score in best.items()})
 
 # %% [markdown]
-# Without cutting, the activations of a single sequence don't fit. So cut, but no more than memory asks for: each doubling of `tp` costs more. Sixteen ranks are on two nodes, where messages take longer. And the model is kind to them: it lets their ring use all eight cards of a node, as if nobody else needed them.
+# Without cutting, the activations of a single sequence don't fit. So cut, but no more than memory asks for: each doubling of `tp` costs more. Sixteen ranks are on two nodes, where messages take longer. And the model is kind to them: it lets a ring that crosses two nodes use all eight network cards of each, as if nobody else needed them.
 #
 # ## 6 · Choose a plan
 #

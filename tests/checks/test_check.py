@@ -1,6 +1,7 @@
 """An answer against its specification: what is rejected and how, what is accepted, what is said."""
 
 import gc
+import sys
 import threading
 import time
 from collections import Counter
@@ -183,6 +184,21 @@ def test_the_smallest_failing_case_is_shown_rank_by_rank():
     assert [row[0] for row in given] == ["0", "1", "2"]
     assert [row[1] == row[3] for row in given] == [True] * 3
     assert lines[-1].endswith("It called nothing.")
+
+
+def test_what_is_wrong_on_two_ranks_is_not_tried_on_more_where_it_might_hang(monkeypatch):
+    tried = []
+
+    def noted(name, watch, inputs, world_size, *arguments, **options):
+        tried.append(world_size)
+        return attempt.attempt(name, watch, inputs, world_size, *arguments, **options)
+
+    monkeypatch.setattr(sys.modules["course_checks.check"], "attempt", noted)
+    assert not summed(answers.alone, world_sizes=(1, 2, 3, 4))
+    assert tried == [1, 2]
+    tried.clear()
+    assert summed(answers.right, world_sizes=(1, 2, 3))
+    assert tried == [1, 2, 3]
 
 
 def test_the_same_failure_is_told_in_the_same_words_again():

@@ -24,7 +24,8 @@ def large(request, tmp_path):
     if not archive.exists():
         pytest.skip("these recordings lie beside the repository, and not here")
     with tarfile.open(archive) as packed:
-        packed.extractall(tmp_path, filter="data")
+        packed.extraction_filter = getattr(tarfile, "data_filter", None)  # of Python 3.11.4
+        packed.extractall(tmp_path)
     return tmp_path / request.param, LARGE[request.param]
 
 

@@ -6,12 +6,24 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import (
+    PostLocalSGDState,
+    post_localSGD_hook,
+)
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
 from course_utils import launch
 
 ANY = torch.ones(2)
+
+
+def always(rank: int) -> bool:
+    return True
+
+
+def on_rank_0(rank: int) -> bool:
+    return rank == 0
 
 
 class Half(nn.Module):
@@ -75,6 +87,74 @@ def test_a_model_that_is_trained_without_averaging_is_said(way, said):
 
     (line,) = said(work)
     assert "gradients were never averaged, on ranks 0 and 1" in line
+
+
+def trained_on_other_data(when_to_load: str = "", rank_steps=always, rank_schedules=always):
+    model = DistributedDataParallel(Half(whole=True))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1)
+    rank = dist.get_rank()
+    better_weights = Half(whole=True).state_dict()
+    if when_to_load == "before the training" and rank == 0:
+        model.module.load_state_dict(better_weights)
+    for batch in range(3):
+        optimizer.zero_grad()
+        model(torch.full((2,), rank + batch + 1.0)).sum().backward()
+        if rank_steps(rank):
+            optimizer.step()
+        if rank_schedules(rank):
+            schedule.step()
+    if when_to_load == "after the training" and rank == 0:
+        model.module.load_state_dict(better_weights)
+        model.module(ANY)
+
+
+def only_rank_0_steps() -> None:
+    trained_on_other_data(rank_steps=on_rank_0)
+
+
+def only_rank_0_schedules() -> None:
+    trained_on_other_data(rank_schedules=on_rank_0)
+
+
+def only_rank_0_loads() -> None:
+    trained_on_other_data(when_to_load="before the training")
+
+
+@pytest.mark.parametrize("work", [only_rank_0_steps, only_rank_0_schedules, only_rank_0_loads])
+def test_weights_that_part_although_ddp_averages_are_said_with_their_ranks(work, said):
+    (line,) = said(work, world_size=3)
+    assert "had other weights on ranks 1 and 2 than on rank 0" in line
+
+
+def only_rank_0_loads_at_the_end() -> None:
+    trained_on_other_data(when_to_load="after the training")
+
+
+def uneven_and_trained() -> None:
+    model = DistributedDataParallel(Half(whole=True))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with Join([model]):
+        for batch in range(2 + dist.get_rank()):
+            optimizer.zero_grad()
+            model(torch.full((2,), batch + 1.0)).sum().backward()
+            optimizer.step()
+
+
+def weights_averaged_now_and_then() -> None:
+    model = DistributedDataParallel(Half(whole=True))
+    groups_of_one = [dist.new_group([rank]) for rank in range(dist.get_world_size())]
+    state = PostLocalSGDState(None, groups_of_one[dist.get_rank()], start_localSGD_iter=1)
+    model.register_comm_hook(state, post_localSGD_hook)
+    trained(model, lambda model: model(torch.full((2,), dist.get_rank() + 1.0)).sum().backward())
+
+
+def weights_in_another_order_and_half_precision() -> None:
+    module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4, 1))
+    module = module.to(memory_format=torch.channels_last, dtype=torch.bfloat16)
+    model = DistributedDataParallel(module)
+    images = torch.full((1, 3, 3, 3), dist.get_rank() + 1.0, dtype=torch.bfloat16)
+    trained(model, lambda model: model(images).sum().backward())
 
 
 def half_frozen(wrap_anew: bool = False, by_hand: bool = False) -> None:
@@ -496,7 +576,9 @@ RIGHT = [
     averaged_weights, accumulated, with_a_hook_of_its_own, loaded_for_an_evaluation,
     one_of_two_is_averaged, waited_for, polled, handed_on, met_at_a_barrier, in_a_batch,
     views_that_gloo_copies, views_that_lie_alike,
-    other_shapes_in_the_same_order, raw_bytes, uneven_parts, of_no_elements,
+    other_shapes_in_the_same_order, raw_bytes, uneven_parts, of_no_elements, trained_on_other_data,
+    only_rank_0_loads_at_the_end, uneven_and_trained, weights_averaged_now_and_then,
+    weights_in_another_order_and_half_precision,
 ]  # fmt: skip
 
 

@@ -52,8 +52,20 @@ def test_a_tag_for_a_row_that_does_not_exist_is_found(course):
 
 def test_a_chapter_that_does_not_say_how_long_it_takes_is_an_error():
     lesson = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell("# 00 \u00b7 New")])
-    with pytest.raises(ValueError, match="question and minutes and hardware"):
+    with pytest.raises(ValueError, match=r"question as .* minutes as .* hardware as") as told:
         course_map.facts(lesson)
+    assert "below `# 00 \u00b7 New` does not say" in str(told.value)
+    assert "minutes as in `30 minutes`" in str(told.value)
+
+
+@pytest.mark.parametrize("arguments", [[], ["--check"]])
+def test_who_breaks_a_first_cell_reads_a_sentence_and_no_traceback(monkeypatch, capsys, arguments):
+    def lost(*_):
+        raise ValueError("the first cell below `# 00` does not say its minutes")
+
+    monkeypatch.setattr(course_map, "text", lost)
+    assert course_map.main(arguments) == 1
+    assert "does not say its minutes" in capsys.readouterr().err
 
 
 def backends(notebook) -> set[str]:

@@ -5,6 +5,7 @@ import ctypes
 import importlib
 import io
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -131,6 +132,17 @@ def test_what_it_does_not_know_is_refused(words, tmp_path, monkeypatch, capsys):
         ddp_course.main(words)
     assert words[-1] in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_options_in_front_count_for_every_command(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("COURSE_LANG", "en")
+    assert ddp_course.main(["--lang", "zh", "hang", str(tmp_path / "gone")]) == 4
+    assert re.search("[\u4e00-\u9fff]", capsys.readouterr().err)
+    assert ddp_course.main(["--my", "mine", "grade", str(tmp_path / "class")]) == 1
+    assert f"{tmp_path}/class/submitted/NAME/" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        ddp_course.main(["--lang", "fr", "hang", str(tmp_path)])
+    assert "invalid choice: 'fr'" in capsys.readouterr().err
 
 
 @pytest.mark.slow

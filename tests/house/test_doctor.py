@@ -61,13 +61,37 @@ def test_this_installation_has_nothing_wrong(capsys):
     [
         ("torch", "2.4.1", "torch 2.4.1 is too old, 2.15 is needed"),
         ("torch", "2.16.0+cu132", "torch 2.16.0+cu132 is too new, below 2.16 is needed"),
-        ("torch", None, "torch is not installed"),
-        ("torchvision", None, "torchvision is not installed: `make lab` installs it"),
+        ("torch", None, "not installed: torch;"),
+        ("torchvision", None, "not installed: torchvision; mend it by `make lab`"),
     ],
 )
 def test_a_package_is_missing_or_too_old(monkeypatch, name, version, said):
     monkeypatch.setattr(importlib.metadata, "version", version_of(name, version))
     assert said in wrong(doctor.packages)
+
+
+def test_what_was_never_installed_is_one_line(monkeypatch, tmp_path):
+    for name in ("pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+
+    def nothing_is_there(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", nothing_is_there)
+    (line,) = wrong(doctor.packages, tmp_path).splitlines()
+    assert line.startswith("not installed: torch, numpy, ipython, ")
+    assert "; mend it by `make lab`, or `pip install -c" in line
+    assert list(doctor.kernel(tmp_path)) == []
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    (tmp_path / ".venv/bin/pip").touch()
+    assert "or `.venv/bin/pip install -c" in wrong(doctor.packages, tmp_path)
+
+
+def test_a_wheel_without_labs_is_well_and_says_what_it_can_do(monkeypatch, capsys):
+    monkeypatch.setattr(importlib.metadata, "version", version_of("jupyterlab", None))
+    monkeypatch.setattr(doctor, "ALL", (doctor.python,))
+    assert doctor.main() == 0
+    assert "mended: `from course_utils import launch`, `ddp-course hang`" in capsys.readouterr().out
 
 
 def test_a_torch_that_nobody_has_tested(monkeypatch):
@@ -148,7 +172,7 @@ def test_a_file_that_hides_a_module(tmp_path, monkeypatch):
 
 def test_no_ipykernel(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", without("ipykernel"))
-    assert "ipykernel is not installed" in wrong(doctor.kernel)
+    assert "ipykernel cannot be found" in wrong(doctor.kernel)
 
 
 def test_the_kernel_of_another_python(tmp_path, monkeypatch):

@@ -69,6 +69,10 @@ def test_nothing_speaks_of_files_that_are_not_there(course):
     for path in course.rglob("*.md"):
         links = re.findall(r"\]\((?!http|#)([^)#]+)", path.read_text())
         assert [to for to in links if not (path.parent / to).exists()] == [], path
+    for name in ("README.md", "README.zh.md"):
+        text = (course / name).read_text()
+        assert not re.search("teaching/|CONTRIBUTING|CHANGELOG|make gpu", text)
+        assert len(text.splitlines()) > 0.9 * len((ROOT / name).read_text().splitlines()) - 3
     done = subprocess.run(["make", "-C", course, "help"], capture_output=True, text=True)
     targets = set(re.findall(r"^([a-z-]+) ", done.stdout, re.M))
     assert targets == {

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import importlib.metadata
 import io
 import os
 import re
@@ -16,6 +17,7 @@ import nbformat
 import pytest
 from nbval.plugin import find_comment_markers, find_metadata_tags, get_sanitize_patterns
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 from course_tools.child_process import in_child_process
 from course_tools.notebooks import build, cells
@@ -191,6 +193,18 @@ def test_every_make_command_that_a_document_names_exists():
         assert named >= {"lab", "test"} or path != ROOT / "README.md"
 
 
+def test_make_has_all_that_it_needs_for_each_command_as_a_document_shows_it():
+    shown = set()
+    for path in files(".md"):
+        for line in re.findall(r"^    make [^#\n]+", path.read_text(), re.M):
+            shown.add(line.strip())
+    assert len(shown) > 10
+    for command in sorted(shown):
+        dry = command.replace("make", "make --dry-run", 1)
+        done = subprocess.run(dry, cwd=ROOT, shell=True, capture_output=True, text=True)
+        assert done.returncode == 0, (command, done.stderr)
+
+
 def test_make_without_a_suitable_python_says_what_to_install(tmp_path):
     for name in ("Makefile", "pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, tmp_path)
@@ -199,6 +213,39 @@ def test_make_without_a_suitable_python_says_what_to_install(tmp_path):
     assert done.returncode != 0
     assert "The course needs Python 3.11, 3.12, 3.13 or 3.14" in done.stderr
     assert not (tmp_path / ".venv").exists()
+
+
+PIP = """#!/bin/sh
+echo "  Downloading small-1.0-py3-none-any.whl (9.1 MB)"
+echo "  Downloading torch-2.15.0-cp311-cp311-manylinux_2_28_x86_64.whl (526.1 MB)"
+echo "The conflict is caused by:"
+echo "    beautifulsoup4 4.15.0 depends on soupsieve>=1.6.1"
+echo "    The user requested (constraint) soupsieve==4.1.1"
+echo "ERROR: ResolutionImpossible" >&2
+exit %d
+"""
+
+
+@pytest.mark.parametrize("status", [0, 1])
+def test_an_installation_shows_what_is_large_and_one_that_fails_why_and_what_to_do(
+    tmp_path, status
+):
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+    python = tmp_path / ".venv/bin/python"
+    python.parent.mkdir(parents=True)
+    python.write_text(PIP % status)
+    python.chmod(0o755)
+    command = ["make", "-C", str(tmp_path), ".venv/.ready"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (
+        "Downloading torch-2.15.0-cp311-cp311-manylinux_2_28_x86_64.whl (526.1 MB)\n" in done.stdout
+    )
+    assert "depends on soupsieve>=1.6.1\n    The user requested (constraint)" in done.stdout
+    assert "small" not in done.stdout
+    assert (done.returncode == 0) == (status == 0) == (tmp_path / ".venv/.ready").exists()
+    advice = "Not installed, for the reason above. It needs a network; the same command goes on"
+    assert (advice in done.stderr) == (status == 1)
 
 
 def test_continuous_integration_can_start_its_script():
@@ -221,6 +268,18 @@ def test_every_package_that_the_project_asks_for_is_pinned_within_its_range():
     extras = project["optional-dependencies"].values()
     asked = [Requirement(text) for group in [project["dependencies"], *extras] for text in group]
     assert [str(need) for need in asked if pins().get(need.name, "0") not in need.specifier] == []
+
+
+def test_no_pin_refuses_the_first_release_of_a_python_that_is_promised():
+    promised = [f"3.{minor}.0" for minor in (11, 12, 13, 14)]  # Debian 12 has 3.11.2, for years
+    refused = []
+    for name, version in pins().items():
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            about = importlib.metadata.metadata(name)
+            wanted = SpecifierSet(about["Requires-Python"] or "")
+            if about["Version"] == version and not all(map(wanted.contains, promised)):
+                refused.append(f"{name} {version} wants Python {wanted}")
+    assert refused == []
 
 
 def test_the_changelog_knows_the_version():

@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -148,3 +149,14 @@ def test_a_terminal_has_the_programs_of_the_course_first_whatever_ones_own_setti
     environment = {**os.environ, "HOME": str(tmp_path), "COURSE_PROGRAMS": "/the/course/bin"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.stdout.startswith("/the/course/bin:/somewhere/else:")
+
+
+@pytest.mark.slow
+def test_what_the_server_is_told_leaves_the_address_the_last_thing_to_read(folder):
+    """No search for language servers, and no question for Node.js, which learners need not have."""
+    command, environment = workspace.lab_command(ROOT, folder)
+    done = subprocess.run(
+        [*command, "--show-config"], env=environment, capture_output=True, text=True, check=True
+    )
+    assert re.search(r"LanguageServerManager\s+\.autodetect = False", done.stdout)
+    assert "'buildCheck': False" in done.stdout

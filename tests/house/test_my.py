@@ -101,7 +101,7 @@ def test_a_second_time_nothing_is_touched_and_nothing_said(course, capsys):
     edit(lab, double="return 2 * x")
     before, _ = lab.read_bytes(), capsys.readouterr()
     assert workspace.main([], course) == 0
-    assert capsys.readouterr().out.strip() == ""
+    assert capsys.readouterr().out == ""
     assert lab.read_bytes() == before
 
 

@@ -6,44 +6,15 @@ import re
 import textwrap
 
 import labs
+import lesson_answers
 import pytest
-import together
 
 from course_lessons import chapter_13, sharding
 from course_lessons import chapter_13_pictures as pictures
-from course_utils import check
 
 SOURCE = labs.ROOT / "source/lessons/13_hold_less.py"
-PATH = labs.ROOT / "tests/lessons/wrong/13_hold_less.py"
 pytestmark = pytest.mark.slow
-ANSWERS = {"__name__": PATH.stem}
-labs.run(PATH.read_text(encoding="utf-8"), str(PATH), ANSWERS)
-
-
-@pytest.mark.parametrize("step", ANSWERS["STEPS"])
-def test_wrong_answers_are_rejected(step, subtests):
-    adapt, limits, options = ANSWERS["STEPS"][step]
-    wrong = [adapt(answer, **limits) for answer in ANSWERS["WRONG"][step]]
-    right = adapt(ANSWERS["RIGHT"][step][0], **limits)
-    together.reject(subtests, right, wrong, options, ANSWERS["STOPS"])
-
-
-@pytest.mark.parametrize("step", ANSWERS["STEPS"])
-def test_other_right_answers_pass(step):
-    adapt, limits, options = ANSWERS["STEPS"][step]
-    for number, answer in enumerate(ANSWERS["RIGHT"][step]):
-        assert check(adapt(answer, **limits), **labs.on_one_size(options, number)).require()
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("step", ANSWERS["STEPS"])
-def test_wrong_answers_are_rejected_alone_and_right_ones_pass_on_every_world_size(step):
-    adapt, limits, options = ANSWERS["STEPS"][step]
-    for answer in ANSWERS["WRONG"][step]:
-        alone = labs.judged_alone(adapt(answer, **limits), options)
-        assert alone.state == "wrong", answer.__name__
-    for answer in ANSWERS["RIGHT"][step]:
-        assert check(adapt(answer, **limits), **options | labs.PATIENT).require()
+ANSWERS = lesson_answers.answers_of("13")
 
 
 def test_stubs_promise_about_as_many_lines_as_our_own_forms_have():
@@ -69,11 +40,6 @@ def test_stubs_promise_about_as_many_lines_as_our_own_forms_have():
             assert abs(written - lines) <= 1, (name, written)
 
 
-def test_every_exercise_has_five_wrong_answers_at_least():
-    assert ANSWERS["WRONG"].keys() == ANSWERS["RIGHT"].keys() == ANSWERS["STEPS"].keys()
-    assert min(map(len, ANSWERS["WRONG"].values())) >= 5
-
-
 def test_the_papers_3_is_no_right_prediction_where_2_875_is_sent():
     text = SOURCE.read_text(encoding="utf-8")
     within = float(re.search(r"zero3_sends\.measured\(rows\[.*\]\.sent, within=(.*)\)", text)[1])
@@ -84,10 +50,10 @@ def test_a_learners_own_stage_is_drawn_right_or_wrong_or_not_at_all(monkeypatch,
     captions = []
     monkeypatch.setattr(pictures, "show", lambda figure, text: captions.append(text))
     pictures.draw_pieces(sharding.Zero1)
-    pictures.draw_pieces(ANSWERS["AddedUp"])
+    pictures.draw_pieces(ANSWERS.names["AddedUp"])
     pictures.draw_alive(sharding.Zero1)
     pictures.draw_alive(sharding.Zero2)
-    pictures.draw_memory(ANSWERS["all_by_the_stage"])
+    pictures.draw_memory(ANSWERS.names["all_by_the_stage"])
     assert "in their places" in captions[0]
     assert "not there yet" in captions[1]
     assert "all 4 full gradients" in captions[2]

@@ -336,7 +336,7 @@ def test_the_command_says_line_sentence_and_cell(tmp_path, capsys):
     assert main([str(script)]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith(f"{script}:3: meets-under-rank: barrier needs every rank")
-    assert "notebooks/08_it_hangs_lies_or_dies.ipynb#" in lines[1]
+    assert lines[1] == "    See it happen: chapter 08, “2 · Who never arrived?”"
 
 
 def test_what_cannot_be_read_is_said_and_the_others_are_read_all_the_same(tmp_path, capsys):

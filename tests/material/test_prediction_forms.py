@@ -9,6 +9,8 @@ from IPython import display as ipython_display
 
 from course_material import prediction_forms, scores
 from course_material.predictions import _asked
+from course_tools.learner.jupyterlab.course_saving import keep_pictures
+from course_tools.notebooks.cells import WIDGET_VIEW
 from course_utils import predict
 
 
@@ -117,6 +119,33 @@ def test_who_does_not_want_to_answer_sees_the_measurement_all_the_same(displayed
     buttons(form)["just show me"].click()
     assert "it is: &lt;ring&gt; (no prediction)" in texts(form)
     assert prediction.right is None
+
+
+def bundle(form: ipywidgets.Widget) -> dict[str, str]:
+    return form._repr_mimebundle_()
+
+
+def test_a_saved_notebook_says_what_was_predicted_where_the_widget_has_ended(displayed):
+    prediction = predict("the winner is", ..., choices=("ring", "<tree>"))
+    form = displayed[-1]
+    assert bundle(form)["text/html"] == "the winner is: run this cell to answer"
+    buttons(form)["<tree>"].click()
+    assert displayed[-2:] == [form, form]  # displayed again, so that the page has the new text
+    output = {"output_type": "display_data", "data": bundle(form)}
+    assert WIDGET_VIEW in output["data"]
+    keep_pictures({"type": "notebook", "content": {"cells": [{"outputs": [output]}]}})
+    assert WIDGET_VIEW not in output["data"]
+    said = "the winner is: you predicted <b>&lt;tree&gt;</b>"
+    assert output["data"]["text/html"] == said
+    assert prediction.answer == "<tree>"
+
+
+def test_what_is_saved_of_a_measurement_does_not_tell_it_before_the_answer(displayed):
+    predict("the winner is", ..., choices=("ring", "tree")).measured("ring")
+    form = displayed[-1]
+    assert "ring" not in bundle(form)["text/html"]
+    buttons(form)["tree"].click()
+    assert "the winner is: ring; predicted tree: not so" in bundle(form)["text/html"]
 
 
 def test_the_score_links_to_the_questions_that_were_answered_wrong(displayed):

@@ -230,5 +230,8 @@ def test_a_reveal_that_is_not_what_was_published_is_refused(tmp_path):
 def test_without_npm_there_are_no_slides_and_a_sentence(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert slides.main(["--parts", str(tmp_path / "parts"), "--to", str(tmp_path / "to")]) == 1
-    assert "reveal.js, which npm brings" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "npm is not installed" in said
+    assert f"put reveal.js-6.0.2.tgz into {tmp_path / 'parts'}" in said
+    assert "reveal.js, which npm brings" in said
     assert not (tmp_path / "to").exists()

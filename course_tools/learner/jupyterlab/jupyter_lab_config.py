@@ -24,6 +24,8 @@ c.KernelManager.shutdown_wait_time = course_ending.KERNEL_S
 c.ServerApp.answer_yes = True  # Ctrl-C ends it, without a question that a second one answers
 c.ContentsManager.pre_save_hook = "course_saving.keep_pictures"
 c.ServerApp.ip = "127.0.0.1"  # this machine only
+# The last lines in the terminal are the address, not a list of programs that nobody asked for.
+c.LanguageServerManager.autodetect = False
 c.LabApp.custom_css = True
 c.LabApp.app_settings_dir = str(HERE)
 c.LabApp.extra_labextensions_path = [str(HERE / "labextensions")]
@@ -35,7 +37,11 @@ if shutil.which("bash") and Path(os.environ.get("SHELL", "bash")).name == "bash"
     c.ServerApp.terminado_settings = {"shell_command": shell}
 newer = importlib.import_module("course_newer")
 c.ServerApp.tornado_settings = {
-    "page_config_data": {"courseNewer": newer.notices(os.environ)},
+    "page_config_data": {
+        "courseNewer": newer.notices(os.environ),
+        "buildAvailable": False,  # it would ask for Node.js, and say that there is none
+        "buildCheck": False,
+    },
     "static_custom_path": [str(HERE / "custom")],
     # Of its default Jupyter thinks in milliseconds and Tornado in seconds, which warns. No ping is
     # needed here: the end of a connection within one machine is always noticed.

@@ -17,6 +17,7 @@ from types import SimpleNamespace
 import labs
 import torch
 import torch.distributed as dist
+from lesson_answers import Exercise
 from torch import nn
 
 SLUG = "05_ddp_from_scratch"
@@ -1022,15 +1023,15 @@ def _buckets(base, prefix, **sends):
 _SENDS = {"Halved": _halved, "AddedUp": _added_up, "InSinglePrecision": _single}
 _SENDS |= {"Blocking": _blocking, "NeverWaiting": _never_waiting}
 
-STEPS = {  # the adapter, the options of the check, and the stub
-    "start": (lesson.starting, lesson.start_judged, lesson.MyStart),
-    "average": (lesson.trained, lesson.average_judged, lesson.MyAverage),
-    "flat": (lesson.trained, lesson.flat_judged, lesson.MyFlat),
-    "buckets": (lesson.trained, lesson.buckets_judged, lesson.MyBuckets),
-    "overlap": (lesson.trained, lesson.overlap_judged, lesson.MyOverlap),
-    "order": (lesson.trained, lesson.order_judged, lesson.MyOrder),
-    "silence": (lesson.accumulating, lesson.silence_judged, lesson.MySilence),
-    "unaided": (lesson.unaided, lesson.silence_judged, lesson.MyUnaided),
+EXERCISES = {
+    "start": Exercise(lesson.start_judged, lesson.starting, stub=lesson.MyStart),
+    "average": Exercise(lesson.average_judged, lesson.trained, stub=lesson.MyAverage),
+    "flat": Exercise(lesson.flat_judged, lesson.trained, stub=lesson.MyFlat),
+    "buckets": Exercise(lesson.buckets_judged, lesson.trained, stub=lesson.MyBuckets),
+    "overlap": Exercise(lesson.overlap_judged, lesson.trained, stub=lesson.MyOverlap),
+    "order": Exercise(lesson.order_judged, lesson.trained, stub=lesson.MyOrder),
+    "silence": Exercise(lesson.silence_judged, lesson.accumulating, stub=lesson.MySilence),
+    "unaided": Exercise(lesson.silence_judged, lesson.unaided, stub=lesson.MyUnaided),
 }
 WRONG = {
     "start": [

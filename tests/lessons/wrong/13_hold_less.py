@@ -6,8 +6,11 @@ reduces and everybody keeps; weights that are freed and that autograd holds all 
 optimiser made before the model is sharded; a norm that each rank takes of its own shards.
 """
 
+from functools import partial
+
 import torch
 import torch.distributed as dist
+from lesson_answers import Exercise
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import pad
@@ -594,17 +597,13 @@ def the_norm_by_hand(network, batches, max_norm):
     return _full(network)
 
 
-def _plain(answer):
-    return answer
-
-
-STEPS = {
-    "memory": (_plain, {}, chapter_13.MEMORY),
-    "zero1": (chapter_13.staged, {}, chapter_13.ZERO1),
-    "zero2": (chapter_13.staged, chapter_13.ZERO2_LIMITS, chapter_13.ZERO2),
-    "zero3": (chapter_13.staged, chapter_13.ZERO3_LIMITS, chapter_13.ZERO3),
-    "recompute": (chapter_13.recomputing, {}, chapter_13.RECOMPUTE),
-    "train": (chapter_13.judged_training, {}, chapter_13.TRAINING),
+EXERCISES = {
+    "memory": Exercise(chapter_13.MEMORY),
+    "zero1": Exercise(chapter_13.ZERO1, chapter_13.staged),
+    "zero2": Exercise(chapter_13.ZERO2, partial(chapter_13.staged, **chapter_13.ZERO2_LIMITS)),
+    "zero3": Exercise(chapter_13.ZERO3, partial(chapter_13.staged, **chapter_13.ZERO3_LIMITS)),
+    "recompute": Exercise(chapter_13.RECOMPUTE, chapter_13.recomputing),
+    "train": Exercise(chapter_13.TRAINING, chapter_13.judged_training),
 }
 WRONG = {
     "memory": [

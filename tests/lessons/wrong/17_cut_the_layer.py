@@ -8,6 +8,7 @@ the other dimension; a layer without one of the functions; whole weights on ever
 
 import torch
 import torch.distributed as dist
+from lesson_answers import Exercise
 from torch import nn
 from torch.nn.functional import linear
 
@@ -213,7 +214,10 @@ def _itself(tensor):
     return tensor
 
 
-STEPS = {"functions": chapter_17.FUNCTIONS, "layers": chapter_17.LAYERS}
+EXERCISES = {
+    "functions": Exercise(chapter_17.FUNCTIONS),
+    "layers": Exercise(chapter_17.LAYERS),
+}
 WRONG = {
     "functions": [
         _pair("no_sum_in_backward", copy=(_kept, _kept)),

@@ -8,6 +8,7 @@ an order that differs from stage to stage. Bubbles in place of which the work wa
 """
 
 import torch
+from lesson_answers import Exercise
 
 from course_lessons import chapter_18
 from course_lessons.pipeline import Neighbours, Stage, gpipe, one_f_one_b
@@ -333,11 +334,11 @@ def _schedules(*all_actions_of):
     return [chapter_18.schedule(actions_of) for actions_of in all_actions_of]
 
 
-STEPS = {
-    "stage": chapter_18.STAGE,
-    "gpipe": chapter_18.GPIPE,
-    "bubble": chapter_18.bubble_check(Stage, gpipe),
-    "one_f_one_b": chapter_18.ONE_F_ONE_B,
+EXERCISES = {
+    "stage": Exercise(chapter_18.STAGE),
+    "gpipe": Exercise(chapter_18.GPIPE),
+    "bubble": Exercise(chapter_18.bubble_check(Stage, gpipe)),
+    "one_f_one_b": Exercise(chapter_18.ONE_F_ONE_B),
 }
 WRONG = {
     "stage": _stages(
