@@ -324,7 +324,7 @@ def draw_saved(table: Mapping[str, Sequence[Activations]], world_sizes: Sequence
         places = [number + shift for number in range(len(world_sizes))]
         style = {"color": colour, "hatch": hatch, "edgecolor": "white"}
         axes.bar(places, heights, 0.36, label=name, **style)
-    names = [f"{count} rank(s)" for count in world_sizes]
+    names = ["1 rank" if count == 1 else f"{count} ranks" for count in world_sizes]
     _bare(axes, xticks=range(len(names)), xticklabels=names, ylabel="KiB kept per rank")
     axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
     show(figure, "More ranks don't shrink a rank's activations; computing them again does.")
