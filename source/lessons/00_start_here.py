@@ -3,7 +3,7 @@
 #
 # **Can one notebook train one model in two processes, and is it still the same model?**
 #
-# Find out in 30 minutes, on this computer. You'll start real workers, write the one line that their training rests on, watch them
+# Find out in 35 minutes, on this computer. You'll start real workers, write the one line that their training rests on, watch them
 # learn, and see what happens when one of them forgets a call.
 #
 # **Hardware:** two CPU cores are enough. With a GPU for each worker, the same cells run on the GPUs.

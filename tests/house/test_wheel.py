@@ -172,7 +172,7 @@ def test_lessons_and_labs_are_in_the_wheel_and_what_only_authors_need_is_not(whe
     built_anew = r"course_tools/files/.*/zh/.*\.ipynb"
     assert not any(re.match(built_anew, name) for name in names)
     assert not any(re.match(r"tests|course_tools/(site|quality|measure)", name) for name in names)
-    assert wheel.stat().st_size < 6e6
+    assert wheel.stat().st_size < 10e6  # most of it is pictures
 
 
 def test_its_metadata_are_those_that_an_index_shows(wheel):
