@@ -20,6 +20,7 @@ from pathlib import Path
 
 import leavings
 import pytest
+import torch
 import torch.distributed as dist
 
 from course_utils import WorkerError, launch
@@ -125,7 +126,11 @@ def kill_myself() -> None:
 )
 def test_a_rank_that_dies_while_it_ends_is_told_and_its_result_is_there(ends, how, capsys):
     def work() -> int:
-        if dist.get_rank() == 1:
+        if dist.get_rank() == 0:
+            dist.send(torch.ones(1), dst=1)
+        else:
+            # By then rank 0 has joined as well; while it joins, it would miss a peer that dies.
+            dist.recv(torch.ones(1), src=0)
             atexit.register(ends)
         return dist.get_rank()
 
