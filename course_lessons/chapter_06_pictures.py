@@ -6,8 +6,8 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
-from matplotlib.axes import Axes
 
+from course_lessons.drawing import bare
 from course_utils import show
 from course_utils.network.trace import Trace
 from course_utils.pictures.shapes import INK
@@ -16,11 +16,6 @@ from course_utils.pictures.style import OKABE_ITO, rank_style
 _RIGHT = 1e-6  # relative, as the checks have it
 _SEED = 6
 _FURTHEST = 10.0  # a formula that is off by more is drawn at the edge
-
-
-def _bare(axes: Axes, **settings: Any) -> None:
-    axes.set(**settings)
-    axes.spines[["top", "right"]].set_visible(False)
 
 
 def _first_written(functions: Sequence[Callable], call: Callable[[Callable], Any]) -> tuple:
@@ -66,7 +61,7 @@ def draw_formula(judged: Mapping[str, Any], *formulas: Callable) -> None:
             )
     axes.axhline(1, color="#777777", linewidth=1)
     axes.set_xticks(range(len(ratios)), list(ratios), rotation=40, ha="right", size=8)
-    _bare(axes, yscale="log", ylim=(0.07, 15), ylabel="formula / replay")
+    bare(axes, yscale="log", ylim=(0.07, 15), ylabel="formula / replay")
     axes.set_yticks([0.1, 1, 10], ["0.1", "1", "10"])
     axes.minorticks_off()
     wrong = [f"{case}: {r:.2g}" for case, r in ratios.items() if abs(r - 1) >= _RIGHT]
@@ -101,11 +96,11 @@ def draw_fit(*fits: Callable) -> None:
     line_us = fixed + per_byte * sizes
     left.plot(sizes, line_us, color=OKABE_ITO[1], label=fit.__name__)
     left.legend(frameon=False)
-    _bare(left, xscale="log", yscale="log", xlabel="bytes", ylabel="µs")
+    bare(left, xscale="log", yscale="log", xlabel="bytes", ylabel="µs")
     errors = 100 * (line_us / times_us - 1)
     right.stem(sizes, errors, linefmt="#777777", markerfmt="o", basefmt=" ")
     right.axhline(0, color="#777777", linewidth=1)
-    _bare(right, xscale="log", xlabel="bytes", ylabel="line, off by (%)")
+    bare(right, xscale="log", xlabel="bytes", ylabel="line, off by (%)")
     squares = float(np.square(errors / 100).sum())
     show(
         figure,
@@ -132,7 +127,7 @@ def draw_traffic(traces: Mapping[str, Trace]) -> None:
         axes.text(received_kb.index(busiest), busiest + 12, f"{busiest:.0f}", ha="center")
         in_all = sum(traffic.sent_bytes)
         messages = sum(traffic.sent_messages)
-        _bare(axes, title=f"{name}: {messages} messages", xlabel="rank", ylim=(0, 650))
+        bare(axes, title=f"{name}: {messages} messages", xlabel="rank", ylim=(0, 650))
         axes.title.set_size(10)
         axes.set_xticks(range(len(received_kb)))
         sentences.append(
@@ -159,7 +154,7 @@ def draw_race(latencies_us: Sequence[float], teams_us: Mapping[str, Sequence[flo
         if us == other_us:
             axes.plot(latency_us, us, "o", ms=15, mfc="none", mec=INK)
     axes.legend(frameon=False)
-    _bare(axes, xlabel="latency (µs)", ylabel="done after (µs)", ylim=(0, None))
+    bare(axes, xlabel="latency (µs)", ylabel="done after (µs)", ylim=(0, None))
     latencies = ", ".join(f"{latency_us:g}" for latency_us in latencies_us)
     show(figure, f"At a latency of {latencies} µs: {'; '.join(sentences)}.")
 
@@ -191,11 +186,11 @@ def draw_lines(
         misses = ", ".join(f"{percent:+.1f}" for percent in off)
         sentences.append(f"{words} misses by {misses} %")
     left.legend(frameon=False)
-    _bare(left, xscale="log", yscale="log", xlabel="bytes", ylabel="µs")
+    bare(left, xscale="log", yscale="log", xlabel="bytes", ylabel="µs")
     right.axhline(0, color="#777777", linewidth=1)
     right.set_xticks(range(len(sizes)), [_size(size) for size in sizes], rotation=60, size=8)
     right.margins(y=0.2)
-    _bare(right, ylabel="line, off by (%)")
+    bare(right, ylabel="line, off by (%)")
     show(figure, f"{'. '.join(sentences)}.")
 
 
@@ -222,7 +217,7 @@ def draw_beyond(tables: Mapping[str, Sequence], fit: Callable, used: int = 4) ->
         off = line_us / times_us[-1] - 1
         axes.annotate(f"{off:+.0%}", (sizes[-1], line_us), (-8, 0), textcoords="offset points",
                       ha="right", va="bottom")  # fmt: skip
-        _bare(axes, xscale="log", yscale="log", xlabel="bytes", ylabel="µs", title=name)
+        bare(axes, xscale="log", yscale="log", xlabel="bytes", ylabel="µs", title=name)
         words = f"line {line_us:,.0f} µs, measured {times_us[-1]:,.0f}"
         sentences.append(f"{name}, {sizes[-1]:,.0f} bytes: {words}, {off:+.0%}")
     panels[0].legend(frameon=False)
@@ -244,7 +239,7 @@ def draw_bound(sizes: Sequence[int], shares: Mapping[str, Sequence[float]]) -> N
     axes.axhline(100, color="#777777", linewidth=1)
     axes.text(sizes[0], 97, "the bound", va="top")
     axes.legend(frameon=False, loc="center left")
-    _bare(axes, xscale="log", xlabel="tensor (bytes), 8 ranks", ylabel="bound / time (%)")
+    bare(axes, xscale="log", xlabel="tensor (bytes), 8 ranks", ylabel="bound / time (%)")
     axes.margins(x=0.1)
     show(figure, f"From {sizes[0]:,} to {sizes[-1]:,} bytes: {'; '.join(sentences)}.")
 
@@ -258,12 +253,12 @@ def draw_three_nodes(table: Sequence[tuple[float, float]], gb_s: float, ranks: i
     left.plot(sizes / 1e6, times_us, "o", color=INK, label="measured")
     left.plot(sizes / 1e6, predicted_us, color=OKABE_ITO[0], label="predicted")
     left.legend(frameon=False)
-    _bare(left, xlabel="MB", ylabel="µs", ylim=(0, None), xlim=(0, None))
+    bare(left, xlabel="MB", ylabel="µs", ylim=(0, None), xlim=(0, None))
     right.bar(range(len(sizes)), off, color=OKABE_ITO[0])
     for place, percent in enumerate(off):
         right.text(place, percent - 0.2, f"{percent:.1f}", ha="center", va="top", size=8)
     right.set_xticks(range(len(sizes)), [f"{size / 1e6:.1f}" for size in sizes], size=8)
-    _bare(right, xlabel="MB", ylabel="prediction, off by (%)", ylim=(-13, 0.5))
+    bare(right, xlabel="MB", ylabel="prediction, off by (%)", ylim=(-13, 0.5))
     pairs = [
         f"{size / 1e6:.1f} MB {us:,.1f} and {model_us:,.1f} µs"
         for size, us, model_us in zip(sizes, times_us, predicted_us, strict=True)
@@ -283,7 +278,7 @@ def draw_ranks(ranks: Sequence[int], ms_by_name: Mapping[str, Sequence[float]]) 
         sentences.append(f"{name} {', '.join(f'{ms:,.1f}' for ms in all_ms)} ms")
     axes.set_xticks(ranks, [f"{n:,}" for n in ranks])
     axes.legend(frameon=False, ncols=2)
-    _bare(axes, xscale="log", yscale="log", xlabel="ranks", ylabel="ms, 25 MiB, by formula")
+    bare(axes, xscale="log", yscale="log", xlabel="ranks", ylabel="ms, 25 MiB, by formula")
     axes.set_xticks(ranks, [f"{n:,}" for n in ranks])
     axes.set_yticks([10, 100, 1000, 10000], ["10", "100", "1,000", "10,000"])
     axes.minorticks_off()
@@ -304,7 +299,7 @@ def draw_cards(nodes: Sequence[int], ms_by_name: Mapping[str, Sequence[float]]) 
         sentences.append(f"{name} {', '.join(f'{ms:.2f}' for ms in all_ms)} ms")
     axes.set_xticks(range(len(nodes)), nodes)
     axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
-    _bare(axes, xlabel="nodes of 8 ranks", ylabel="ms at a card, 25 MiB")
+    bare(axes, xlabel="nodes of 8 ranks", ylabel="ms at a card, 25 MiB")
     numbers = ", ".join(map(str, nodes))
     show(figure, f"On {numbers} nodes: {'; '.join(sentences)}.")
 
@@ -318,7 +313,7 @@ def draw_limits(ranks: Sequence[int], batches: Mapping[str, Mapping[str, Sequenc
             axes.plot(ranks, of_ranks, **rank_style(number), markersize=5, label=name)
         words = [f"{of_ranks[1]:.1f} ({name})" for name, of_ranks in limits.items()]
         sentences.append(f"{model} on {ranks[1]} ranks: {', '.join(words)}")
-        _bare(axes, xscale="log", yscale="log", xlabel="ranks", title=model)
+        bare(axes, xscale="log", yscale="log", xlabel="ranks", title=model)
         axes.set_xticks(ranks, [f"{n:,}" for n in ranks], size=8)
         axes.set_yticks([10, 100, 1000], ["10", "100", "1,000"])
         axes.minorticks_off()
@@ -348,7 +343,7 @@ def draw_buckets(
         axes.annotate(f"{ms:g}", (cap_mb, ms), (0, 7), textcoords="offset points", ha="center")
         sentences.append(f"published at {cap_mb:g} MB {ms:g} ms")
     axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
-    _bare(axes, xscale="log", xlabel="limit of a bucket (MB)", ylabel="ms of a step, 16 ranks")
+    bare(axes, xscale="log", xlabel="limit of a bucket (MB)", ylabel="ms of a step, 16 ranks")
     axes.set_ylim(60, 280)
     axes.set_xticks(caps_mb, [f"{cap_mb:g}" for cap_mb in caps_mb])
     axes.minorticks_off()

@@ -6,18 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import matplotlib.pyplot as plt
-from matplotlib.axes import Axes
 
 from course_lessons.chapter_09 import expected_goodput
+from course_lessons.drawing import bare
 from course_utils import show
 from course_utils.pictures.style import rank_style
 
 _GOOD, _BAD, _GREY = "#009E73", "#D55E00", "#777777"
-
-
-def _bare(axes: Axes, **settings: Any) -> None:
-    axes.set(**settings)
-    axes.spines[["top", "right"]].set_visible(False)
 
 
 def _sentence(parts: Sequence[str]) -> str:
@@ -46,7 +41,7 @@ def draw_screens(outputs: Sequence[str]) -> None:
         sentences.append(f"host {host} {', '.join(f'{miss:+.3f}' for miss in misses)}")
     axes.axhline(0, color="black", lw=1)
     names = [f"epoch {epoch}" for epoch in epochs]
-    _bare(axes, xticks=epochs, xticklabels=names, ylabel="figure minus\nmean of all")
+    bare(axes, xticks=epochs, xticklabels=names, ylabel="figure minus\nmean of all")
     axes.margins(y=0.25)
     axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
     show(figure, f"The article's figure minus the mean of all: {'; '.join(sentences)}.")
@@ -72,7 +67,7 @@ def draw_lives(
     axes.axvline(killed_in - 0.5, color="black", ls=":", lw=1)
     height = whole[4][1]
     axes.annotate("rank 1 is killed", (killed_in - 0.5, height), (killed_in + 0.2, height))
-    _bare(axes, xlabel="step", ylabel="mean loss of both ranks", xticks=range(0, 49, 12))
+    bare(axes, xlabel="step", ylabel="mean loss of both ranks", xticks=range(0, 49, 12))
     axes.legend()
     show(figure, "Both lives lie on the undisturbed curve; steps 24 to 27 were done twice.")
 
@@ -96,7 +91,7 @@ def draw_apart(
         axes.plot(*zip(*life, strict=True), label=label, **style)
     axes.set_yscale("symlog", linthresh=1e-8)
     axes.set_yticks([0, 1e-8, 1e-7, 1e-6, 1e-5], ["0", "1e-8", "1e-7", "1e-6", "1e-5"])
-    _bare(axes, xlabel="step", ylabel="difference\nof losses", xticks=range(0, 49, 12))
+    bare(axes, xlabel="step", ylabel="difference\nof losses", xticks=range(0, 49, 12))
     axes.set_ylim(-5e-9, 1e-5)
     axes.minorticks_off()
     axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
@@ -149,7 +144,7 @@ def draw_causes(
             f"a save every {interval} minutes: {', '.join(shares)}, {deaths:.0f} deaths"
         )
     labels = [f"{interval} minutes" for interval in intervals]
-    _bare(axes, yticks=range(len(labels)), yticklabels=labels, xlim=(0, 112))
+    bare(axes, yticks=range(len(labels)), yticklabels=labels, xlim=(0, 112))
     axes.set(xlabel="% of the job's time", ylabel="between saves", xticks=range(0, 101, 20))
     axes.invert_yaxis()
     figure.legend(loc="outside upper center", ncols=4, frameon=False)
@@ -175,7 +170,7 @@ def draw_goodput(
     axes.plot(fine, predicted, color="0.5", label="predicted (Daly's formula)")
     axes.plot(intervals, measured, "o", color="black", label="measured, with real kills")
     axes.axvline(young, color="#0072B2", ls=":", label=f"Young: {young:.0f} minutes")
-    _bare(axes, xlabel="minutes of work between saves", ylabel="goodput", xscale="log", ylim=(0, 1))
+    bare(axes, xlabel="minutes of work between saves", ylabel="goodput", xscale="log", ylim=(0, 1))
     axes.set_xticks(intervals, map(str, intervals))
     axes.minorticks_off()
     axes.legend()
@@ -209,7 +204,7 @@ def draw_intervals(*answers: Callable, save_s: float = 60, machine_mtbf_h: float
     for number, interval in zip(machines, minutes, strict=True):
         where = {"textcoords": "offset points", "xytext": (6, 6), "fontsize": 9}
         axes.annotate(f"{interval:.0f} minutes", (number, interval), **where)
-    _bare(axes, xscale="log", yscale="log", xlabel="machines", ylabel="minutes\nbetween saves")
+    bare(axes, xscale="log", yscale="log", xlabel="machines", ylabel="minutes\nbetween saves")
     axes.set_xticks(machines, [f"{n:,}" for n in machines])
     axes.yaxis.set_major_formatter(lambda minutes, _: f"{minutes:g}")
     axes.margins(x=0.15, y=0.2)
@@ -243,7 +238,7 @@ def draw_health(checks: Sequence[tuple[Any, Sequence[tuple[float, bool]], Any]])
         words = verdict if isinstance(verdict, str) else " and ".join(verdict)
         title = f"sick: {'nobody' if sick is None else f'rank {sick[0]}, {sick[1]}'}"
         axes.set_title(f"{title}\n{words}", fontsize=10, loc="left")
-        _bare(axes, xlabel="ms (dotted: the limit)", xscale="log")
+        bare(axes, xlabel="ms (dotted: the limit)", xscale="log")
         sentences.append(f"{title}: {words}")
     panels[0].set_yticks(range(len(reports)), [f"rank {rank}" for rank in range(len(reports))])
     panels[0].invert_yaxis()
@@ -267,7 +262,7 @@ def draw_cable(
         marks += [(megabytes, ms) for ms in times if ms is not None]
     style = {"mfc": "none", "color": "black", "label": "measured"}
     axes.plot(*zip(*marks or [(None, None)], strict=True), "o", **style)
-    _bare(axes, xlabel="all-reduced (MB)", ylabel="time (ms)", xticks=sizes, ylim=0)
+    bare(axes, xlabel="all-reduced (MB)", ylabel="time (ms)", xticks=sizes, ylim=0)
     axes.legend()
     show(figure, "Line: predicted from a recording; marks, if there is a cable: measured on it.")
 
@@ -299,7 +294,7 @@ def _draw_job(lives: Sequence[_Life], vague: bool = False) -> None:
         begin = f"about {life.begin}" if vague and row else str(life.begin)
         sentences.append(f"life {row}, {life.crew}, step {begin} to {life.end}: {life.ending}")
     names = [f"life {row}" for row in range(len(lives))]
-    _bare(axes, yticks=range(len(names)), yticklabels=names, xlim=(0, 29))
+    bare(axes, yticks=range(len(names)), yticklabels=names, xlim=(0, 29))
     axes.set(xlabel="steps", xticks=range(0, 21, 4))
     axes.invert_yaxis()
     show(figure, _sentence(sentences))

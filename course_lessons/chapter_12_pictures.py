@@ -16,16 +16,11 @@ from course_lessons.chapter_12 import (
     Table,
     half_apart,
 )
-from course_lessons.drawing import answers_to_draw
+from course_lessons.drawing import answers_to_draw, bare
 from course_utils import show
 from course_utils.pictures.style import OKABE_ITO, rank_style
 
 _MARKS = "os^DvPX*"
-
-
-def _bare(axis: Axes, **settings: Any) -> None:
-    axis.set(**settings)
-    axis.spines[["top", "right"]].set_visible(False)
 
 
 def _first_drawable(answers: Sequence[Callable], worker_of: Callable) -> tuple[str, list] | None:
@@ -106,7 +101,7 @@ def draw_half(*hooks: Callable) -> None:
             label=type_name,
         )
         sentences.append(f"{type_name} {_right_range(numbers, ratio)}")
-    _bare(axes, xscale="log", xlabel="mean of the gradients", ylim=(-0.1, 2.4))
+    bare(axes, xscale="log", xlabel="mean of the gradients", ylim=(-0.1, 2.4))
     axes.set_ylabel("returned,\nas a multiple")
     axes.legend(frameon=False, loc="upper center")
     show(
@@ -215,7 +210,7 @@ def draw_second_weight(paths: Mapping[str, Sequence[Sequence[float]]]) -> None:
     figure, axes = plt.subplots(figsize=(8, 2.3), layout="constrained")
     for (name, path), color, mark in zip(paths.items(), OKABE_ITO, _MARKS, strict=False):
         axes.plot([weights[1] for weights in path], color=color, marker=mark, ms=4, label=name)
-    _bare(axes, xlabel="steps", ylabel="second weight")
+    bare(axes, xlabel="steps", ylabel="second weight")
     axes.legend(frameon=False)
     show(figure, "Error feedback moves the weight late, and in larger steps.")
 
@@ -296,7 +291,7 @@ def draw_compressing(
         axis.barh(labels, saved, color="#0072B2")
         style = {"color": "#E69F00", "hatch": "///", "edgecolor": "white"}
         axis.barh(["takes: one core"], [took_ms], **style)
-        _bare(axis, title=name, xlabel="ms of a step")
+        bare(axis, title=name, xlabel="ms of a step")
     panels[0].invert_yaxis()
     show(figure, "A method pays on a network whose bar is longer than the hatched one.")
 
@@ -396,7 +391,7 @@ def draw_decision(
             for compute_ms in all_compute_ms:
                 times.append(_time_per_progress(candidates[name], compute_ms, overlap))
             axis.plot(all_compute_ms, times, color=color, marker=mark, label=name)
-        _bare(axis, xscale="log", xlabel="computing of a step (ms)", title=title)
+        bare(axis, xscale="log", xlabel="computing of a step (ms)", title=title)
         axis.set_xticks(all_compute_ms, [f"{compute_ms:g}" for compute_ms in all_compute_ms])
         axis.minorticks_off()
     panels[0].set_ylim(0.9, 4.2)  # without what would hide the others

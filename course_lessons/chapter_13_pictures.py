@@ -22,7 +22,7 @@ from course_lessons.chapter_13 import (
     few_blocks,
     three_blocks,
 )
-from course_lessons.drawing import answers_to_draw, reason_of
+from course_lessons.drawing import answers_to_draw, bare, reason_of
 from course_lessons.sharding import Shards
 from course_utils import Network, WorkerError, launch, show
 from course_utils.launcher.launch import launch as launch_quietly
@@ -35,11 +35,6 @@ _PARTS = {  # colour of Okabe and Ito, hatch
     "optimizer": ("#009E73", "..."),
 }
 _GREY, _DARK_BLUE = "#DDDDDD", "#0072B2"
-
-
-def _bare(axis: Axes, **settings: Any) -> None:
-    axis.set(**settings)
-    axis.spines[["top", "right"]].set_visible(False)
 
 
 def _box(axis: Axes, left: float, top: float, width: float, colour: str, text: str) -> None:
@@ -88,7 +83,7 @@ def draw_memory(*formulas: Callable[[int, int, int], float], memory_gb: float = 
     names = [str(stage) for _ in range(4) for stage in range(4)]
     for group, name in enumerate(["7B, 8 GPUs", "7B, 64 GPUs", "70B, 8 GPUs", "70B, 64 GPUs"]):
         names[4 * group + 1] += f"\n{name}"
-    _bare(axes, xticks=places, xticklabels=names, yscale="log", ylim=(1, 4000))
+    bare(axes, xticks=places, xticklabels=names, yscale="log", ylim=(1, 4000))
     axes.set_ylabel("GB per GPU")
     name = bytes_per_rank.__name__
     show(figure, f"By {name}, {memory_gb:g} GB are enough for: {'; '.join(sentences)}.")
@@ -110,9 +105,9 @@ def draw_held(rows: Mapping[str, Row]) -> None:
         held.text(left + 0.1, place, f"{row.held:g}", va="center")
         sent.barh(place, row.sent, 0.7, color="#56B4E9", edgecolor="#00304D")
         sent.text(row.sent + 0.05, place, f"{row.sent:g}", va="center")
-    _bare(held, yticks=range(len(rows)), yticklabels=list(rows), xlabel="MiB per rank")
+    bare(held, yticks=range(len(rows)), yticklabels=list(rows), xlabel="MiB per rank")
     held.set_xlim(0, 8.8)
-    _bare(sent, xlabel="sent per step, in 3/4 of the weights", xlim=(0, 3.9))
+    bare(sent, xlabel="sent per step, in 3/4 of the weights", xlim=(0, 3.9))
     held.invert_yaxis()
     held.legend(frameon=False, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1))
     sentences = []
@@ -296,7 +291,7 @@ def draw_alive(*kinds: type[Shards], layers: int = 4) -> None:
         axes.step(range(len(counts)), counts, where="post", label=name, **style)
     axes.axvline(forward_ends - 0.5, color="black", linewidth=0.8)
     axes.text(forward_ends - 0.4, layers + 0.2, "backward →")
-    _bare(axes, xlabel="events of one step, rank 0", ylabel="how many exist", ylim=(0, layers + 1))
+    bare(axes, xlabel="events of one step, rank 0", ylabel="how many exist", ylim=(0, layers + 1))
     axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
     weights_said = _how_many(max(weights, default=0), layers, "weights")
     gradients_said = _how_many(max(gradients, default=0), layers, "gradients")
@@ -325,7 +320,7 @@ def draw_saved(table: Mapping[str, Sequence[Activations]], world_sizes: Sequence
         style = {"color": colour, "hatch": hatch, "edgecolor": "white"}
         axes.bar(places, heights, 0.36, label=name, **style)
     names = ["1 rank" if count == 1 else f"{count} ranks" for count in world_sizes]
-    _bare(axes, xticks=range(len(names)), xticklabels=names, ylabel="KiB kept per rank")
+    bare(axes, xticks=range(len(names)), xticklabels=names, ylabel="KiB kept per rank")
     axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
     show(figure, "More ranks don't shrink a rank's activations; computing them again does.")
 
@@ -401,7 +396,7 @@ def draw_clipped(gradient: Sequence[float], arrows: Mapping[str, Sequence[float]
         colour, dash = next(colours)
         label = f"{name}: ({x:.2g}, {y:.2g})"
         axes.plot([0, x], [0, y], color=colour, linestyle=dash, marker="o", label=label)
-    _bare(axes, xlabel="number on rank 0", ylabel="number on rank 1", aspect="equal")
+    bare(axes, xlabel="number on rank 0", ylabel="number on rank 1", aspect="equal")
     axes.set(xlim=(0, 4.2), ylim=(0, 4.2))
     axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
     show(figure, "Clipped by the norm of all shards, the gradient keeps its direction.")
@@ -438,7 +433,7 @@ def draw_units(*trains: Callable) -> None:
         axes.text(place, event.bytes + 8, f"{event.bytes:g}", ha="center", size=8)
     for kind, (colour, hatch) in looks.items():
         axes.bar(0, 0, color=colour, hatch=hatch, edgecolor="white", label=kind)
-    _bare(axes, xlabel="calls of rank 0, in their order", ylabel="bytes handed in", xticks=[])
+    bare(axes, xlabel="calls of rank 0, in their order", ylabel="bytes handed in", xticks=[])
     axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
     axes.margins(y=0.15)
     counts = [f"{sum(e.kind == kind for e in events)} {kind}" for kind in looks]
@@ -502,7 +497,7 @@ def draw_checkpoint(folder: Path, name: str, readers: int) -> None:
     for top, bars in enumerate((written, read)):
         for rank, (start, length) in enumerate(bars):
             _box(axes, start, top, length, rank_style(rank)["color"], f"rank {rank}: {length}")
-    _bare(axes, yticks=[0.4, 1.4], yticklabels=["written by", "read by"], xlabel=f"row of {name}")
+    bare(axes, yticks=[0.4, 1.4], yticklabels=["written by", "read by"], xlabel=f"row of {name}")
     axes.invert_yaxis()
     counts = ", ".join(str(length) for _, length in read)
     show(
@@ -530,7 +525,7 @@ def draw_steps(traces: Mapping[str, Trace], network: Network, text: str) -> None
     for kind, label in {"compute": "computes", "send": "its port sends"}.items():
         colour, hatch, _ = looks[kind]
         axes.bar(0, 0, color=colour, hatch=hatch, edgecolor="white", label=label)
-    _bare(axes, yticks=range(len(traces)), yticklabels=list(traces), ylim=(1.5, -0.5))
+    bare(axes, yticks=range(len(traces)), yticklabels=list(traces), ylim=(1.5, -0.5))
     axes.set(xlabel="virtual time of one step, rank 0 of 4 (µs)", xlim=(0, 2700))
     axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2, frameon=False)
     show(figure, text)
@@ -549,7 +544,7 @@ def draw_hiding(layers_us: Sequence[float], steps_us: Mapping[str, Sequence[floa
     computing_us = [24 * layer_us for layer_us in layers_us]
     axes.plot(layers_us, computing_us, color="#777777", linewidth=4, alpha=0.4, label="computing")
     axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
-    _bare(axes, xlabel="a layer computes (µs)", ylabel="a step (µs)", ylim=(0, 2900))
+    bare(axes, xlabel="a layer computes (µs)", ylabel="a step (µs)", ylim=(0, 2900))
     layers = ", ".join(f"{layer_us:g}" for layer_us in layers_us)
     words = f"If a layer computes for {layers} µs, a step takes, in µs"
     show(figure, f"{words}: {'; '.join(sentences)}.")

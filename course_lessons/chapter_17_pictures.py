@@ -6,17 +6,13 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
 from course_lessons.chapter_17 import Errors, wrong_ones
+from course_lessons.drawing import bare
 from course_utils import show
 from course_utils.pictures.style import rank_style
 
 _GREY = "#DDDDDD"
 _RIGHT, _WRONG = ("#009E73", None), ("#D55E00", "///")
 _PLANS = {"tensor": ("#0072B2", None), "data": ("#E69F00", "///")}
-
-
-def _bare(axis: Axes, **settings: object) -> None:
-    axis.set(**settings)
-    axis.spines[["top", "right"]].set_visible(False)
 
 
 def _matrix(axis: Axes, left: float, width: float, height: float, cut: str, name: str) -> None:
@@ -68,7 +64,7 @@ def draw_errors(errors: Mapping[str, Errors]) -> None:
             place = {"ha": "center", "va": "center", "fontsize": 9, "bbox": behind_words}
             axes.text(column + 0.47, row, word, **place)
     middles = [column + 0.47 for column in range(len(names))]
-    _bare(axes, yticks=range(len(errors)), yticklabels=list(errors), xticks=middles)
+    bare(axes, yticks=range(len(errors)), yticklabels=list(errors), xticks=middles)
     axes.set_xticklabels([f"gradient of\n{name}" for name in names])
     axes.invert_yaxis()
     axes.spines[:].set_visible(False)
@@ -86,7 +82,7 @@ def draw_bytes(rows: Sequence[int], tensor_kib: Sequence[float], data_kib: float
     axes.plot(rows, tensor_kib, color="#0072B2", marker="s", label="tensor parallel")
     data = {"color": "#E69F00", "marker": "o", "linestyle": "--", "label": "data parallel"}
     axes.plot(rows, [data_kib] * len(rows), **data)
-    _bare(axes, xlabel="rows of the batch", ylabel="KiB sent per rank", xticks=rows, ylim=(0, None))
+    bare(axes, xlabel="rows of the batch", ylabel="KiB sent per rank", xticks=rows, ylim=(0, None))
     axes.legend(frameon=False)
     crossing = rows[0] * data_kib / tensor_kib[0]
     grows = "Tensor parallel's bytes grow with the rows, data parallel's stay."
@@ -100,7 +96,7 @@ def draw_kept(kib: Mapping[str, tuple[float, float]]) -> None:
         axes.barh(place - 0.2, sent, 0.36, color="#0072B2", label="sent" if not place else None)
         style = {"color": "#E69F00", "hatch": "///", "edgecolor": "white"}
         axes.barh(place + 0.2, kept, 0.36, label="kept" if not place else None, **style)
-    _bare(axes, yticks=range(len(kib)), yticklabels=list(kib), xlabel="KiB per rank")
+    bare(axes, yticks=range(len(kib)), yticklabels=list(kib), xlabel="KiB per rank")
     axes.invert_yaxis()
     axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
     show(figure, "Both send the same amount, but with cut rows a rank keeps less.")
@@ -121,7 +117,7 @@ def draw_plans(prices: Mapping[int, Mapping[str, float]]) -> None:
     for tensor in prices:
         copies = 8 // tensor
         names.append(f"cut among {tensor}, {copies} {'copy' if copies == 1 else 'copies'}")
-    _bare(axes, yticks=range(len(prices)), yticklabels=names, xlabel="µs on the modelled network")
+    bare(axes, yticks=range(len(prices)), yticklabels=names, xlabel="µs on the modelled network")
     axes.invert_yaxis()
     axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
     totals = []

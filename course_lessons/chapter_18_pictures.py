@@ -7,17 +7,13 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
 from course_lessons.chapter_18 import TOKEN_US, Routed, Step, bubble
+from course_lessons.drawing import bare
 from course_utils import show
 
 _FORWARD = {"facecolor": "#0072B2", "edgecolor": "white"}
 _BACKWARD = {"facecolor": "#E69F00", "edgecolor": "white", "hatch": "////"}
 _BEHIND = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
 _MOST_NUMBERS = 12  # of microbatches: more than so many numbers are too small to read
-
-
-def _bare(axis: Axes, **settings: object) -> None:
-    axis.set(**settings)
-    axis.spines[["top", "right"]].set_visible(False)
 
 
 def _draw_stages(axis: Axes, step: Step) -> None:
@@ -33,7 +29,7 @@ def _draw_stages(axis: Axes, step: Step) -> None:
             place = {"ha": "center", "va": "center", "fontsize": 9, "bbox": _BEHIND}
             axis.text(left + width / 2, bar.rank, str(k), **place)
     names = [f"stage {number}" for number in range(step.stages)]
-    _bare(axis, yticks=range(step.stages), yticklabels=names)
+    bare(axis, yticks=range(step.stages), yticklabels=names)
     axis.invert_yaxis()
 
 
@@ -67,7 +63,7 @@ def draw_bubble(counts: Sequence[int], replayed: Mapping[int, Sequence[float]]) 
         points = [100 * share for share in shares]
         style = {"color": colours[number], "marker": markers[number], "linestyle": ""}
         axes.plot(counts, points, label=f"{stages} stages", **style)
-    _bare(axes, xlabel="microbatches", ylabel="bubble, % of the step", ylim=(0, 100))
+    bare(axes, xlabel="microbatches", ylabel="bubble, % of the step", ylim=(0, 100))
     axes.set_xticks(list(counts))
     axes.legend(frameon=False)
     show(figure, "Each marker, a replay, lies on the line of its formula.")
@@ -85,7 +81,7 @@ def draw_held(steps: Mapping[str, Step]) -> None:
         held = ", ".join(map(str, step.most_held))
         sentences.append(f"{name} holds {held} microbatches at most, from the first stage on.")
     names = [f"stage {stage}" for stage in range(step.stages)]
-    _bare(axes, xticks=range(len(names)), xticklabels=names, ylabel="held at once")
+    bare(axes, xticks=range(len(names)), xticklabels=names, ylabel="held at once")
     axes.margins(y=0.2)
     axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
     show(figure, " ".join(sentences))
@@ -104,7 +100,7 @@ def draw_experts(layers: Mapping[str, Routed]) -> None:
             style = {"facecolor": "#FDEFD0", "edgecolor": "#E69F00", "hatch": "|||"}
             axis.barh(rank, end_us - computes_us, 0.8, computes_us, linewidth=0, **style)
         ranks = range(len(layer.received))
-        _bare(axis, yticks=ranks, yticklabels=[f"expert {rank}" for rank in ranks])
+        bare(axis, yticks=ranks, yticklabels=[f"expert {rank}" for rank in ranks])
         axis.set_xlabel("virtual µs")
         axis.set_title(name, loc="left", fontsize=10)
         sentences.append(f"{name}: all are done after {end_us:.0f} µs.")

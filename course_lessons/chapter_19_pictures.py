@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 
 import matplotlib.pyplot as plt
-from matplotlib.axes import Axes
 from matplotlib.ticker import PercentFormatter
 
 from course_lessons import chapter_19, scaling
+from course_lessons.drawing import bare
 from course_lessons.scaling import CLUSTER, MODELS, Plan, Score
 from course_utils import show
 
@@ -16,11 +16,6 @@ _PARTS = {
     "bubble_s": ("pipeline", "#999999", "..."),
     "data_s": ("copies, not hidden", "#D55E00", "xxx"),
 }
-
-
-def _bare(axis: Axes, **settings: object) -> None:
-    axis.set(**settings)
-    axis.spines[["top", "right"]].set_visible(False)
 
 
 def draw_hiding(model: str, chips: Sequence[int], replayed_s: Sequence[float]) -> None:
@@ -37,7 +32,7 @@ def draw_hiding(model: str, chips: Sequence[int], replayed_s: Sequence[float]) -
     axes.plot(chips, alone_s, label="bytes alone", **dashed)
     axes.plot(chips, replayed_s, color="#D55E00", marker="^", label="calls, replayed")
     axes.set_xscale("log", base=2)
-    _bare(axes, xlabel="chips", ylabel="seconds of a step", xticks=chips, ylim=(0, None))
+    bare(axes, xlabel="chips", ylabel="seconds of a step", xticks=chips, ylim=(0, None))
     axes.set_xticklabels([f"{n:,}" for n in chips])
     axes.minorticks_off()
     axes.legend(frameon=False)
@@ -57,7 +52,7 @@ def draw_steps(scores: Mapping[str, Score | None]) -> None:
             style = {"color": colour, "hatch": hatch, "edgecolor": "white"}
             axes.barh(place, seconds, 0.7, left, label=label if place == 0 else None, **style)
             left += seconds
-    _bare(axes, yticks=range(len(bars)), yticklabels=list(bars), xlabel="seconds of a step (model)")
+    bare(axes, yticks=range(len(bars)), yticklabels=list(bars), xlabel="seconds of a step (model)")
     axes.invert_yaxis()
     axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
     words = ", ".join(f"{name}: {score.step_s:.1f} s" for name, score in bars.items())
@@ -79,7 +74,7 @@ def draw_plans(model: str, chosen: Plan, scored: Score) -> None:
     axes.scatter([scored.bytes / 1e9], [scored.mfu], label="yours", **star)
     axes.axvline(CLUSTER.chip.memory_bytes / 1e9, color="black", linestyle=":")
     axes.set_xscale("log")
-    _bare(axes, xlabel="GB that a chip must hold", ylabel="MFU", ylim=(0, None))
+    bare(axes, xlabel="GB that a chip must hold", ylabel="MFU", ylim=(0, None))
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
     side = "left" if scored.fits else "right"
@@ -100,7 +95,7 @@ def draw_published() -> None:
         style = {"color": "#E69F00", "hatch": "///", "edgecolor": "white"}
         axes.barh(place + 0.2, scored.mfu, 0.36, label="model" if first else None, **style)
         names.append(f"{run.name}, {run.plan.chips:,} chips")
-    _bare(axes, yticks=range(len(names)), yticklabels=names, xlabel="MFU")
+    bare(axes, yticks=range(len(names)), yticklabels=names, xlabel="MFU")
     axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     axes.invert_yaxis()
     axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))

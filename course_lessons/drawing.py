@@ -1,7 +1,7 @@
 """What several chapters draw with: what an answer's ranks return, boxes, who sends to whom."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -35,6 +35,12 @@ def answers_to_draw(worker: Callable, world_size: int) -> list | None:
 def reason_of(error: WorkerError) -> str:
     """The first failure's headline; of ranks that hang, what the report says last, which is why."""
     return error.failures[0].headline if error.failures else error.parts[-1]
+
+
+def bare(axes: Axes, **settings: Any) -> None:
+    """Set what `Axes.set` takes, and leave the frame out at the top and at the right."""
+    axes.set(**settings)
+    axes.spines[["top", "right"]].set_visible(False)
 
 
 def draw_pairs(

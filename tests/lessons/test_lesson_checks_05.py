@@ -2,7 +2,6 @@
 
 import labs
 import lesson_answers
-import matplotlib.pyplot as plt
 import pytest
 from torch.nn.parallel import DistributedDataParallel
 
@@ -59,19 +58,6 @@ def test_a_torch_without_a_queue_of_callbacks_says_so(monkeypatch):
     monkeypatch.setattr(chapter_05.torch_private, "find", lambda name: None)
     with pytest.raises(RuntimeError, match="this version of torch has no"):
         chapter_05.after_backward(list)
-
-
-@pytest.fixture
-def texts(monkeypatch):
-    """The words of all pictures that are drawn."""
-    shown = []
-
-    def show(figure, text):
-        shown.append(text)
-        plt.close(figure)
-
-    monkeypatch.setattr(pictures, "show", show)
-    return shown
 
 
 def wrong(step, name):

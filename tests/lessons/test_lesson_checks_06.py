@@ -7,7 +7,6 @@ import functools
 import math
 
 import labs
-import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
@@ -379,19 +378,6 @@ def test_resnets_buckets_and_shares_are_those_of_the_recording(lesson):
             done = sum(other.us for other in own if other.end_us <= row.start_us)
             assert done / sum(other.us for other in own) == pytest.approx(share, abs=0.011)
             assert mb == pytest.approx(row.bytes / 1e6, abs=0.06)
-
-
-@pytest.fixture
-def texts(monkeypatch):
-    """The words of all pictures that are drawn."""
-    shown = []
-
-    def show(figure, text):
-        shown.append(text)
-        plt.close(figure)
-
-    monkeypatch.setattr(pictures, "show", show)
-    return shown
 
 
 @pytest.mark.parametrize("name", ["all_reduce_us", "crossing_us", "hiding_batch"])

@@ -7,7 +7,6 @@ import textwrap
 
 import labs
 import lesson_answers
-import matplotlib.pyplot as plt
 import pytest
 import torch
 import torch.distributed as dist
@@ -64,19 +63,6 @@ def test_a_learners_own_stage_is_drawn_right_or_wrong_or_not_at_all(monkeypatch,
     assert "70B on 64: stages 1, 2, 3" in captions[4]
     pictures.draw_pieces(sharding.Shards)
     assert capsys.readouterr().out.startswith("No picture yet")
-
-
-@pytest.fixture
-def texts(monkeypatch):
-    """The words of all pictures that are drawn."""
-    shown = []
-
-    def show(figure, text):
-        shown.append(text)
-        plt.close(figure)
-
-    monkeypatch.setattr(pictures, "show", show)
-    return shown
 
 
 def not_written(*given):
