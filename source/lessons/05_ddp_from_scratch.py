@@ -270,7 +270,7 @@ print("our two ranks differ by", apart([our_weights[0]], [our_weights[1]]))
 # Gbit/s, with a latency of 30 µs. Each rank has a **port**, through which its bytes enter and leave the network.
 
 # %% [markdown]
-# A rank needs 1 µs of backward for each kilobyte of gradient, 9 ms in all. It copies 5 GB in a second. Then we look at the same step with copies that cost nothing.
+# A rank needs 1 µs of backward for each kilobyte of gradient, 9 ms in all. It copies 5 GB per second. Next comes the same step with copies that cost nothing.
 #
 # `clock` records one real step. Hooks note how many gradients were there when each call began, so we don't assume what overlaps. The rates are ours.
 
@@ -783,8 +783,8 @@ sent = launch(lambda: what_it_sends(DistributedDataParallel(awkward().to(my_devi
 pictures.draw_sent(sent)
 
 # %% [markdown]
-# The **first** part of a step sends the buffers, although it's within `no_sync`. The last part, which averages the gradients, does not. PyTorch's rule, as long as one only trains: a
-# forward takes over rank 0's buffers if it is the first of all, or if the one before it was outside `no_sync`. So buffers travel once per step, at its beginning.
+# The **first** part of a step sends the buffers, although it's within `no_sync`. The last part, which averages the gradients, doesn't. PyTorch's rule, while one only trains: a
+# forward takes over rank 0's buffers if it is the first of all, or if the one before it was outside `no_sync`. So buffers travel once, as a step begins.
 
 # %% [markdown]
 # ### Write it
@@ -944,7 +944,7 @@ print(f"step 7 in the same loop, as a control: about {drifted:.2f}")
 # On two ranks the same to the last bit, running means, tied and frozen weights included. With four, a sum depends on the order of its terms, and so on where the buckets are cut:
 # PyTorch's first step has one bucket, until it has seen in which order gradients come.
 #
-# The control never calls `finish`, so nobody waits, as `launch` says.
+# The control never calls `finish`: nobody waits, as `launch` says.
 
 # %% [markdown]
 # In these trainings each step has one part. So now each step has three parts, two of them within `no_sync`:
