@@ -348,8 +348,8 @@ show_source(fill)
 # *About 8 minutes.* `send` starts the `all_reduce` of one bucket and returns at once. `finish` sends all buckets and then collects them: it waits, and copies back.
 
 # %% [markdown]
-# The check notes `g` when a gradient is there, `A` when an `all_reduce` begins, and `w` when you wait before another one begins. Three buckets give `gggggggAAA`, where waiting too
-# early gives `gggggggAwAwA`. A `W` is a wait for a call that you have waited for before.
+# The check notes `g` when a gradient is there, `A` when an `all_reduce` begins, and `w` when you wait; a `w` at the very end is left out. Three buckets give `gggggggAAA`, where
+# waiting too early gives `gggggggAwAwA`. A `W` is a wait for a call that you have waited for before.
 
 
 # %%

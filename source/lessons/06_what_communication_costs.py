@@ -368,7 +368,7 @@ pictures.draw_fit(fit, chapter_06.fit)
 
 # %% [markdown]
 # The first table is of **four GPUs on PCIe** that add up 256 KiB to 1 GiB ([nccl issue 445](https://github.com/NVIDIA/nccl/issues/445)). The picture shows the line that your
-# function finds, or ours until it has passed, and by how many percent that line is off.
+# function finds, or ours until it has passed, and the percentage by which that line is off.
 
 # %%
 pcie_x4 = [
@@ -380,7 +380,7 @@ pcie_x4 = [
 pictures.draw_lines(pcie_x4, fit_line)
 
 # %% [markdown]
-# Two numbers describe a range of 4,096 to 1 within 3.2 %. If it was a ring of four, the line is 6 · alpha + 1.5 · *S* · beta. Then alpha is 6.7 µs, and a port
+# Two numbers describe sizes that differ by a factor of 4,096, to within 3.2 %. If it was a ring of four, the line is 6 · alpha + 1.5 · *S* · beta. Then alpha is 6.7 µs, and a port
 # carries 1.5 · 3.3 = 4.9 GB/s: what nccl-tests call the **bus bandwidth**.
 
 # %% [markdown]
@@ -484,7 +484,7 @@ for algorithm, size in ((direct, 8_000_000), (ring, 800), (ring, 8_000_000)):
     times = f"{before:7.0f} -> {after:7.0f} µs, x{after / before:.1f}"
     print(f"{algorithm.__name__:7}{size:10,} bytes: {times}")
 times_slower.measured(round(after / before, 1), within=0.15)
-text = "The port from rank 2 to rank 3 never rests, and in the end everybody waits for it."
+text = "Rank 2's outgoing port never rests, and in the end everybody waits for it."
 plot_timeline(of_8[ring, 8_000_000].replay(one_slow_link), text)
 
 # %% [markdown]

@@ -370,7 +370,8 @@ show(chapter_07.worker_noise(drawn_by_workers), text)
 
 # %% [markdown]
 # A worker's seed is a number that its rank draws, plus the worker's own number. Ranks with equal generators draw equal numbers, so their workers agree in pairs. Seeding the ranks cures the workers too.
-#
+
+# %% [markdown]
 # ## 6 · One rank downloads
 #
 # `download` stands in for a slow server. Rank 1 comes a moment after rank 0, finds the file, and doesn't fetch it again.
