@@ -5,7 +5,8 @@
 # buckets, knows what nobody used, copies nothing back, and lets you change what travels.
 
 # %% [markdown]
-# `check` trains in real workers and compares with a **specification**: one process that trains on the shards of all ranks. It also counts what was sent.
+# `check` trains in real workers and compares with a **specification**: one process that trains on the shards of all ranks. It also counts what was sent. Each exercise says how
+# difficult it is and how important for the rest of the course, from ●○○ to ●●●.
 
 # %%
 import functools
@@ -22,8 +23,8 @@ from course_utils import check, progress
 # %% [markdown]
 # ## 1 · Which buckets, after the first step?
 #
-# *●●○, importance ●●○, 12 minutes.* The best order to fill buckets is the one in which gradients really arrive. Each rank has seen an order of its own in the first step, and all
-# need *the same* buckets. PyTorch takes rank 0's order.
+# *Difficulty ●●○ · importance ●●○ · 12 minutes.* The best order to fill buckets is the one in which gradients really arrive. Each rank has seen an order of its own in the first
+# step, and all need *the same* buckets. PyTorch takes rank 0's order.
 
 # %% [markdown]
 # **Goal:** return the buckets, lists of parameter numbers, filled in rank 0's order. `order` is a tensor, this rank's own. As in PyTorch, a bucket is closed **after** the parameter
@@ -104,7 +105,7 @@ check(agreed_buckets, **options)
 # %% [markdown]
 # ## 2 · What did nobody use?
 #
-# *●●○, importance ●●○, 12 minutes.* The chapter's DDP gives a gradient of zeros to a parameter that no rank used, and an optimiser with momentum or weight decay then moves it.
+# *Difficulty ●●○ · importance ●●○ · 12 minutes.* The chapter's DDP gives a gradient of zeros to a parameter that no rank used, and an optimiser with momentum or weight decay then moves it.
 
 # %% [markdown]
 # **Goal:** called after each backward, average the gradient of every parameter that some rank used, with zeros from those that did not. Where *no* rank did, `.grad` stays `None`.
@@ -255,7 +256,8 @@ check(training(average_used), **options)
 # %% [markdown]
 # ## 3 · Must gradients be copied?
 #
-# *●○○, importance ●●○, 8 minutes.* With `gradient_as_bucket_view=True` and `zero_grad(set_to_none=False)`, autograd writes each gradient where the message is read, as the chapter has measured.
+# *Difficulty ●○○ · importance ●●○ · 8 minutes.* With `gradient_as_bucket_view=True` and `zero_grad(set_to_none=False)`, autograd writes each gradient where the message is read, as
+# the chapter has measured.
 
 # %% [markdown]
 # **Goal:** called once, before training, give every parameter a `.grad` that is a **view** of one flat tensor of zeros, and return that tensor. The training then calls
@@ -335,8 +337,8 @@ check(in_one_memory(one_memory), **options)
 # %% [markdown]
 # ## 4 · Half the bytes, and nothing lost?
 #
-# *●●●, importance ●●○, 18 minutes.* A communication hook replaces DDP's `all_reduce` of a bucket. Yours rounds coarsely, but with **error feedback**: what rounding leaves over is
-# added in the next step.
+# *Difficulty ●●● · importance ●●○ · 18 minutes.* A communication hook replaces DDP's `all_reduce` of a bucket. Yours rounds coarsely, but with **error feedback**: what rounding
+# leaves over is added in the next step.
 
 # %% [markdown]
 # **Goal:** send each gradient as whole sixteenths, in int32, which is half the bytes of our double precision. Keep what is left over in `left_over`, a dict of your own, and add it
