@@ -233,7 +233,8 @@ pictures.draw_step(MyAverage, PerParameter, paths=[(0, 1)] * 3)
 show_when_passed(outcome, PerParameter)
 
 # %% [markdown]
-# **Predict.** We train `plain` with it and with PyTorch's DDP, each on two ranks. After 10 steps, what is the largest difference between a weight of ours and the same weight of PyTorch's?
+# **Predict.** We train `plain` with `PerParameter`, our finished form of this step, and with PyTorch's DDP, each on two ranks. After 10 steps, what is the largest difference between
+# a weight of ours and the same weight of PyTorch's?
 
 # %%
 from_pytorch = predict("largest difference of a weight to PyTorch's", ...)
@@ -270,7 +271,7 @@ print("our two ranks differ by", apart([our_weights[0]], [our_weights[1]]))
 # Gbit/s, with a latency of 30 µs. Each rank has a **port**, through which its bytes enter and leave the network.
 
 # %% [markdown]
-# A rank needs 1 µs of backward for each kilobyte of gradient, 9 ms in all. It copies 5 GB per second. Next comes the same step with copies that cost nothing.
+# A rank needs 1 µs of backward for each kilobyte of gradient, 9 ms in all. It copies 5 GB per second. A second figure is for *free copies*, which cost nothing.
 #
 # `clock` records one real step. Hooks note how many gradients were there when each call began, so we don't assume what overlaps. The rates are ours.
 

@@ -836,7 +836,7 @@ pictures.draw_limits(ranks, limits)
 chapter_06.draw_hiding(percent_longer, list(models))
 
 # %% [markdown]
-# In each case the last bucket's limit is the larger one, and for ResNet-50 it is the batch. For GPT that limit is about 16 % too low at up to 128 ranks, because the buckets before
+# In each case the last bucket's limit is the larger one, and for ResNet-50 it decides alone. For GPT that limit is about 16 % too low at up to 128 ranks, because the buckets before
 # are still on their way when the last one is ready. At 16,384 ranks it is 45 % too low.
 
 # %% [markdown]
@@ -852,7 +852,7 @@ chapter_06.draw_hiding(percent_longer, list(models))
 # The [DDP paper](https://www.vldb.org/pvldb/vol13/p3005-li.pdf) (Li and others, VLDB 2020) measured many sizes, but shows them as plots, without figures to quote.
 
 # %% [markdown]
-# The benchmark above gives two as text: two nodes of eight V100, four cards of 100 Gbit/s in each. The maintainer of issue 119 counts 12 GB/s for such a card, so 48 GB/s for a node.
+# PyTorch's benchmark gives two as text: two nodes of eight V100, four cards of 100 Gbit/s in each. The maintainer of issue 119 counts 12 GB/s for such a card, so 48 GB/s for a node.
 # `step_ms` cuts the gradients into buckets of a different size and takes the shares between the recorded ones.
 
 
