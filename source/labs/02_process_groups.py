@@ -19,7 +19,10 @@ from course_utils import Network, check, launch, progress
 # %% [markdown]
 # ## 1 · What does a failing check say?
 #
-# *Difficulty ●○○ · importance ●●● · 4 minutes.* You'll see many failing checks, so here's one on purpose. **Goal:** on every rank, return
+# *Difficulty ●○○ · importance ●●● · 4 minutes.* You'll see many failing checks, so here's one on purpose.
+
+# %% [markdown]
+# **Goal:** on every rank, return
 # the mean of all ranks' `tensor`. The answer is already there, and it's wrong. Run the three cells before you repair it.
 #
 # Many exercises show a **specification** of what is wanted: a plain function for one process. It takes a list with one entry
@@ -81,7 +84,10 @@ check(mean_of_all, **mean_of_all_check)
 #
 # *Difficulty ●○○ · importance ●●○ · 5 minutes.* The chapter's formula only holds if all nodes run the same number of processes, and
 # schedulers such as Slurm don't guarantee that. Here node *k* runs `processes[k]` processes, and ranks count through the first node, then
-# the second, and so on. **Goal:** return the rank of the process with this local rank on this node. The question may be about any cluster,
+# the second, and so on.
+
+# %% [markdown]
+# **Goal:** return the rank of the process with this local rank on this node. The question may be about any cluster,
 # not just the one you run on.
 #
 # With `processes = [2, 0, 3]`, local rank 1 of node 0 is rank 1, and local rank 2 of node 2 is rank 4. (Where an example says it all, the
@@ -151,7 +157,10 @@ check(rank_of, spec=rank_of_spec, inputs=rank_of_inputs, **rank_of_check)
 # %% [markdown]
 # ## 3 · And where is this rank?
 #
-# *Difficulty ●●○ · importance ●●○ · 8 minutes.* Now the way back: a process knows its rank and has to find out which GPU to take. **Goal:**
+# *Difficulty ●●○ · importance ●●○ · 8 minutes.* Now the way back: a process knows its rank and has to find out which GPU to take.
+
+# %% [markdown]
+# **Goal:**
 # return the pair (node, local rank) of the process that calls `place_of`, however many processes each node runs, even if some nodes run
 # none.
 #
@@ -200,7 +209,10 @@ check(place_of, spec=place_of_spec, inputs=place_of_inputs, **cases_and_sizes)
 #
 # *Difficulty ●●○ · importance ●●● · 10 minutes.* All your scripts will begin like this. `torchrun` prepares `env://`; other people's
 # scripts ask for any of the three. Here nobody has made the group yet. `place` is `("env",)`, or `("tcp", address, port)`, or `("file",
-# path)`. **Goal:** join a gloo group there, add up `number` over all ranks, leave the group, and return the sum.
+# path)`.
+
+# %% [markdown]
+# **Goal:** join a gloo group there, add up `number` over all ranks, leave the group, and return the sum.
 #
 # The environment is the one `torchrun` sets, on two nodes if the world size is even. `MASTER_PORT` is set only when the place is `("env",)`. The
 # numbers are whole and may be large.
@@ -262,6 +274,8 @@ check(meet, spec=meet_spec, inputs=meet_inputs, **without_a_group)
 #
 # *Difficulty ●●● · importance ●●○ · 12 minutes.* Trainings that split both the data and the model arrange their ranks in a grid and
 # add up in two directions. The grid has `columns` columns and is filled row by row: with three columns, ranks 0, 1 and 2 are the first row.
+
+# %% [markdown]
 # **Goal:** return a pair: the sum of `tensor` (large whole numbers) over this rank's row, and the sum over its column. Make each sum with one
 # `all_reduce` in a group of its own.
 

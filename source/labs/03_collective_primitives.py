@@ -22,7 +22,10 @@ from course_utils.network.trace import Event, Trace
 # %% [markdown]
 # ## 1 · How do you gather unequal lengths?
 #
-# *Difficulty ●●○ · importance ●●○ · 15 minutes.* During evaluation each rank finds a different number of mistakes, but `dist.gather` needs equal shapes. **Goal:** on
+# *Difficulty ●●○ · importance ●●○ · 15 minutes.* During evaluation each rank finds a different number of mistakes, but `dist.gather` needs equal shapes.
+
+# %% [markdown]
+# **Goal:** on
 # `root`, return the list of all ranks' one-dimensional tensors, in the order of the ranks; everywhere else, return None. Use `send` and `recv` alone. Nobody needs to send more than two messages.
 #
 # | root 2 | rank 0 | rank 1 | rank 2 |
@@ -96,7 +99,10 @@ check(gather, **gather_check)
 # %% [markdown]
 # ## 2 · Who gets which token?
 #
-# *Difficulty ●●○ · importance ●●○ · 12 minutes.* Mixtures of experts send each token to the rank where its expert lives. Every rank has a list with one tensor for each rank. **Goal:**
+# *Difficulty ●●○ · importance ●●○ · 12 minutes.* Mixtures of experts send each token to the rank where its expert lives. Every rank has a list with one tensor for each rank.
+
+# %% [markdown]
+# **Goal:**
 # return the tensors that all ranks hold for *this* rank, in the order of the ranks. Use messages alone: send one to each of the other
 # ranks, with only what that rank needs.
 #
@@ -161,7 +167,10 @@ check(all_to_all, **all_to_all_check)
 # ## 3 · Which half of the ring does FSDP need?
 #
 # *Difficulty ●●● · importance ●●● · 20 minutes.* Sharded training (ZeRO, FSDP) only needs the first half of your ring, because each rank
-# keeps just its part of the summed gradient. But in the chapter's ring, rank 0 is left with chunk 1. **Goal:** on rank *r*, return **part
+# keeps just its part of the summed gradient. But in the chapter's ring, rank 0 is left with chunk 1.
+
+# %% [markdown]
+# **Goal:** on rank *r*, return **part
 # *r*** of the sum of all `x`, which has one dimension and any length, cut by `x.tensor_split(n)`. Send *n* − 1 messages of one part each,
 # and no collective. All parts travel at the same time: a rank may send before or after it receives, but no part may wait until some other
 # part has arrived.
@@ -239,7 +248,10 @@ check(part_of_sum, **part_of_sum_check)
 # %% [markdown]
 # ## 4 · Highest and lowest in one call?
 #
-# *Difficulty ●●○ · importance ●○○ · 8 minutes.* Every call costs latency, so it's best to ask two small questions in one. **Goal:** on every rank, for each place of `x`, return the largest minus the smallest
+# *Difficulty ●●○ · importance ●○○ · 8 minutes.* Every call costs latency, so it's best to ask two small questions in one.
+
+# %% [markdown]
+# **Goal:** on every rank, for each place of `x`, return the largest minus the smallest
 # number that any rank has there. Call `dist.all_reduce` once, and no other collective. (No number is a NaN: part 2 of the chapter shows what MAX would make of it.)
 #
 # | | rank 0 | rank 1 | rank 2 |
@@ -297,7 +309,10 @@ check(spread, **spread_check)
 # %% [markdown]
 # ## 5 · How do you sum one column?
 #
-# *Difficulty ●○○ · importance ●●● · 6 minutes.* A column of a matrix is a tensor with gaps, and torch lets gloo sum the wrong numbers without a word. **Goal:** replace column `k` of `matrix` by its sum over all ranks,
+# *Difficulty ●○○ · importance ●●● · 6 minutes.* A column of a matrix is a tensor with gaps, and torch lets gloo sum the wrong numbers without a word.
+
+# %% [markdown]
+# **Goal:** replace column `k` of `matrix` by its sum over all ranks,
 # leave everything else as it is, and return `matrix`. Send no more than the column.
 #
 # | k = 1 | rank 0 | rank 1 |
@@ -361,7 +376,10 @@ check(sum_column, **sum_column_check)
 # ## 6 · Who holds the others up?
 #
 # *Difficulty ●●○ · importance ●●● · 15 minutes.* A slow machine hides well: its own profile looks busy, and everybody else seems to have a slow network. A recording says when a call began (`event.start_s`) and when it was over (`event.end_s`). No
-# `all_reduce` is over before the last rank has come, so until then the others wait **for that rank**. **Goal:** return the straggler among four ranks: the one for which the others wait longest, over all
+# `all_reduce` is over before the last rank has come, so until then the others wait **for that rank**.
+
+# %% [markdown]
+# **Goal:** return the straggler among four ranks: the one for which the others wait longest, over all
 # `all_reduce`s together. The recordings also contain messages, which don't count. The picture is an example.
 
 
