@@ -5,7 +5,7 @@
 #
 # Find out in 35 minutes. You'll start real workers, write the line that their training rests on, and see what happens when one forgets a call.
 #
-# **Hardware:** two CPU cores. With a GPU for each worker, they run there.
+# **Hardware:** two CPU cores, or a GPU for each worker.
 
 # %% tags=["keep-output"]
 from course_lessons import chapter_00
