@@ -3,10 +3,11 @@
 #
 # Seven exercises on [chapter 03](../notebooks/03_collective_primitives.ipynb) and a bonus, 100 minutes without the bonus, on any computer. You build
 # collectives from messages, including some that torch doesn't have, find out who holds the others up, and finish with a report on your own measurements.
-#
-# Each exercise shows what is wanted in an example. `check` runs your function in real workers, with several world sizes, and compares what they
-# return with a specification that is folded up. It also looks at the recording of their calls. Each exercise says how difficult it is and how
-# important for the rest of the course, from ●○○ to ●●●.
+
+# %% [markdown]
+# Each exercise shows an example of what is wanted, and says how difficult it is and how important for the rest of the course, from ●○○ to ●●●.
+# `check` runs your function in real workers, with several world sizes, and compares what they return with a specification that is folded up. It
+# also looks at the recording of their calls.
 
 # %%
 import time
@@ -171,9 +172,9 @@ check(all_to_all, **all_to_all_check)
 
 # %% [markdown]
 # **Goal:** on rank *r*, return **part
-# *r*** of the sum of all `x`, which has one dimension and any length, cut by `x.tensor_split(n)`. Send *n* − 1 messages of one part each,
+# *r*** of the sum of all `x`, which has one dimension and any length, cut by `x.tensor_split(n)`. Send *n* − 1 messages of one part,
 # and no collective. All parts travel at the same time: a rank may send before or after it receives, but no part may wait until some other
-# part has arrived.
+# has arrived.
 #
 # | | rank 0 | rank 1 | rank 2 |
 # | --- | --- | --- | --- |
@@ -375,7 +376,7 @@ check(sum_column, **sum_column_check)
 # %% [markdown]
 # ## 6 · Who holds the others up?
 #
-# *Difficulty ●●○ · importance ●●● · 15 minutes.* A slow machine hides well: its own profile looks busy, and everybody else seems to have a slow network. A recording says when a call began (`event.start_s`) and when it was over (`event.end_s`). No
+# *Difficulty ●●○ · importance ●●● · 15 minutes.* A slow machine hides well: its profile looks busy, and everybody else's network slow. Recordings say when a call began (`event.start_s`) and was over (`event.end_s`). No
 # `all_reduce` is over before the last rank has come, so until then the others wait **for that rank**.
 
 # %% [markdown]
@@ -495,7 +496,10 @@ check(straggler, **straggler_check)
 # ## 7 · What do your own measurements say?
 #
 # *Difficulty ●●● · importance ●●○ · 25 minutes.* [The DDP lab](../notebooks/README.md), one of the five articles this course grew out of, asks for this: compare two ways to sum gradients, and see what one slow
-# rank does to all the others. Begin with three **recordings** of `ten_times` on four ranks (`launch(..., trace=True).trace`): with `dist.all_reduce`; with `two_calls`; and
+# rank does to all the others.
+
+# %% [markdown]
+# Begin with three **recordings** of `ten_times` on four ranks (`launch(..., trace=True).trace`): with `dist.all_reduce`; with `two_calls`; and
 # with `dist.all_reduce` again, with one slow rank of your choice. Put all three into the list `recordings`.
 
 
@@ -524,13 +528,17 @@ recordings = [
 
 # %% [markdown]
 # **Goal:** return `{"one": ..., "two": ..., "slow": ..., "straggler": rank}`, where `one` is the recording with one call (`all_reduce`),
-# `two` the one with two calls, and `slow` the one with a slow rank. For each of the three, return a dict with
+# `two` the one with two calls, and `slow` the one with a slow rank.
+
+# %% [markdown]
+# For each of the three, return a dict with
 #
 # * `calls`: how often rank 0 called what, such as `{"all_reduce": 10}`;
 # * `took_s`: the seconds from the first call of any rank until all are done;
 # * `inside_s`: a list of the seconds that each rank spent inside collectives;
 # * `finish_us`: when the slowest rank is done on `network`.
-#
+
+# %% [markdown]
 # Your times are your own: `check` computes them again from your recordings, and from two that are made up. For example, if rank 0 is inside
 # collectives from 0.0 to 0.4 s and from 0.5 to 0.6 s, its entry in `inside_s` is 0.5.
 
@@ -634,9 +642,9 @@ except NotImplementedError:
 # %% [markdown]
 # **Your conclusion**, in 100 words at most, is for a person to read. A good one says
 #
-# * which of the two ways is faster in the model, and what changes with 1,000 numbers instead of 100,000 (try it);
-# * whether your machine agrees with the model, and how you would find out whether that's chance;
-# * how much longer everything takes because of one slow rank, and in whose `inside_s` that shows.
+# * which way is faster in the model, and what changes with 1,000 numbers (try it);
+# * whether your machine agrees, and how you'd find out whether that's chance;
+# * how much time one slow rank costs, and in whose `inside_s` that shows.
 
 # %% [markdown] tags=["conclusion", "points-6"]
 # *Double-click here and write.*
@@ -645,9 +653,13 @@ except NotImplementedError:
 # ## Bonus · Fill the pipe
 #
 # *As long as you like; there's no check and no single answer.* In part 4 of the chapter, a ring `reduce` and a `broadcast` take 490 µs for a megabyte on eight ranks, where an
-# `all_reduce` takes 315 µs. Is that the last word on reduce and broadcast? Write your own, with messages along a chain of ranks: sums travel to the last rank,
+# `all_reduce` takes 315 µs. Is that the last word on reduce and broadcast?
+
+# %% [markdown]
+# Write your own, with messages along a chain of ranks: sums travel to the last rank,
 # and the result travels back. If you cut the tensor into many pieces, a rank can pass one piece on while it receives the next.
-#
+
+# %% [markdown]
 # `finish_us` runs your function in real ranks and replays the recording on the chapter's network, so the same calls always take the same time. A simple loop over 32
 # pieces takes 378 µs. Which number of pieces is best, and why aren't more always better? What changes with a latency of 100 µs?
 
