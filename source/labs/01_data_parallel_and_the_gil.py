@@ -35,7 +35,7 @@ from course_utils import Network, WorkerError, check, launch, progress
 # %% [markdown]
 # ## 1 · Which rows are whose?
 #
-# *Difficulty ●○○ · importance ●●○ · 4 minutes.* Whoever divides a batch must decide what happens to an uneven rest. `DataParallel` cuts as
+# *Difficulty ●○○ · importance ●●○ · 4 minutes.* Whoever divides a batch must decide what to do with the remainder. `DataParallel` cuts as
 # `batch.chunk(devices)` does: parts of ⌈rows / devices⌉ rows, until the rows run out.
 
 # %% [markdown]

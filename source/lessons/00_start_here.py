@@ -61,11 +61,10 @@ print("processes, with the notebook's own:", len({os.getpid(), *process_ids}))
 # %% [markdown]
 # ## Write one line
 #
-# The workers are separate processes that share no variables, so they have to send messages. `dist.all_reduce(x)` does that for you, on CPUs through
-# the library **gloo**. It's a **collective**: all ranks call it together, each brings a tensor, and on every rank that tensor is replaced by the sum of all of them.
-
-# %% [markdown]
-# **Write** (2 minutes) the missing line: return the average. Then run the next two cells, in which real workers judge it.
+# The workers share no variables, so they send messages, on CPUs through the library **gloo**. `dist.all_reduce(x)` is a **collective**:
+# all ranks call it together, each brings a tensor, and on every rank that tensor is replaced by the sum of all.
+#
+# **Write** (2 minutes) the missing line: return the average. Then run the next two cells.
 
 
 # %%

@@ -527,7 +527,7 @@ show(chapter_04.buckets(second_backward), "Two of three buckets leave before the
 # %%
 @torch.no_grad()
 def start_equal(model):
-    for parameter in model.parameters():
+    for parameter in model.parameters():  # and buffers, in a network that has any
         dist.broadcast(parameter, src=0)
 
 
