@@ -19,6 +19,7 @@ import labs
 import psutil
 import pytest
 from deadline import within
+from torch.distributed import run as torchrun
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousTimeout
 
 from course_cluster import slurm
@@ -134,7 +135,8 @@ def test_without_ray_the_chapter_says_how_to_get_it_and_goes_on(monkeypatch, cap
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     names = run_cells("part-ray", {"__name__": "__main__"})
     *_, last = capsys.readouterr().out.splitlines()
-    assert last.startswith("Ray is not installed; this brings it: ")
+    pin = re.search(r"^ray==.*", (ROOT / "constraints.txt").read_text(), re.M)[0]
+    assert last == f"Ray is not installed; this brings it: pip install 'ddp-course[cluster]' {pin}"
     assert "by_ray" not in names
 
 
@@ -262,6 +264,11 @@ def test_an_agent_that_meets_nobody_gives_up_after_the_ten_minutes_of_chapter_09
     text = LESSON.read_text()
     assert "gives up after ten minutes" in text
     assert "`RendezvousTimeoutError`" in text
+
+
+def test_torchrun_restarts_no_rank_by_default_as_chapter_09_says():
+    assert torchrun.parse_args(["train.py"]).max_restarts == 0
+    assert "no rank is ever restarted, since 0 is the default" in LESSON.read_text()
 
 
 def test_without_slurm_a_line_says_so_and_a_job_has_the_recorded_log(
