@@ -643,6 +643,9 @@ print(death_of(killed_by_the_system))
 # last words. What is left is what it had said *before*, so let long trainings report their steps, and ask the system: on Linux, its log (`dmesg`) names the process that it killed.
 
 # %% [markdown]
+# Shells and containers call the same death **137**, which is 128 + 9. A container or a job with a limit of its own can run out of memory while the machine has plenty: Kubernetes then says [`OOMKilled`](https://kubernetes.io/docs/tasks/configure-pod-container/assign-memory-resource/), and Slurm's [`sacct`](https://slurm.schedmd.com/sacct.html) `OUT_OF_MEMORY`.
+
+# %% [markdown]
 # **Check yourself.** A job dies at random steps, each time on a different rank, always with `SIGKILL`. Name two suspects and how to tell them apart.
 #
 # <details><summary>Answer</summary>

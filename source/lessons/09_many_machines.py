@@ -933,7 +933,7 @@ for world_size in (1, 2):
 # script on the first of them.
 
 # %% [markdown]
-# `srun`, inside it, runs a command on all: one task, one rank. A task learns who it is from **Slurm's own names**, which `torch` does not know.
+# `srun`, inside it, runs a command on all: one task, one rank. A task learns who it is from **Slurm's own names**, which `torch` does not know. (How it finds its GPU, [`train_ddp.py`](train_ddp.py) shows.)
 
 # %% [markdown]
 # `slurm.two_nodes` starts a real Slurm on our two hosts, if its packages are here; if not, `job.log` is what such a job wrote when this chapter was made. The line that it prints says which.
@@ -1349,6 +1349,7 @@ at_fault = "?"  # the disk, the scheduler, or the script
 # | the model has many equal layers and the cables are slow | pipeline parallel, `torch.distributed.pipelining` ([chapter 18](18_cut_the_stack.ipynb)) | few bytes between stages | idle time at both ends of a batch |
 # | a cluster that starts, watches and retries for you | Ray Train | agents, restarts, storage | knowing what a rank is |
 # | a training loop that you do not want to write | Lightning | loops, logging, checkpoints, DDP by a flag | reading it when numbers disagree |
+# | a dead rank must not stop the others | [torchft](https://github.com/meta-pytorch/torchft) | DDP whose living replicas go on, and take a repaired one back | steps with fewer samples |
 # | your loop, on whatever machine there is | Accelerate | a few lines around your own loop | the choices behind them |
 
 # %% [markdown]

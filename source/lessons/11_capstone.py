@@ -479,7 +479,7 @@ validated.measured(models[nights["thursday"].whose])
 # The control has one model and one loss. On Thursday each rank judged its share by its own model, so the figure is the loss of **no** model. Here the saved model is worse than the figure says. Thursday's checkpoint isn't in the folder, but ranks 1 to 3 of this replay begin with that night's losses, digit for digit.
 
 # %% [markdown]
-# All ranks get the same averaged gradients, but rank 0's momentum comes from the backup and the others have none, so their weights don't even move in step. DDP never checks. The lab cures `resume`; lab 08's last exercise is the alarm that would have rung.
+# All ranks get the same averaged gradients, but rank 0's momentum comes from the backup and the others have none, so their weights don't even move in step. DDP never checks. The lab cures `resume`; lab 08's exercise 5 is the alarm that would have rung.
 
 # %% [markdown]
 # One thing more before you restart: Thursday's script saves into the file that it resumed from. So if that was the backup, the one on node-a isn't Sunday's any more. Compare it with the copy on the shared disk.

@@ -3,6 +3,7 @@
 import inspect
 import itertools
 import re
+import subprocess
 import time
 from datetime import timedelta
 from types import SimpleNamespace
@@ -338,3 +339,9 @@ def test_torch_is_as_patient_as_the_chapter_says():
     assert agent["shutdown_timeout"].default == 30  # from SIGTERM to SIGKILL
     assert dist.constants.default_pg_timeout == timedelta(minutes=30)
     assert dist.constants.default_pg_nccl_timeout in (None, timedelta(minutes=10))
+
+
+def test_a_shell_calls_the_death_by_sigkill_137():
+    script = "sh -c 'kill -9 $$'; echo $?"
+    run = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True)
+    assert run.stdout == "137\n"
