@@ -383,7 +383,7 @@ print(*sorted("".join(outputs).splitlines()), sep="\n")
 # %% [markdown]
 # ## 5 · A rank dies
 #
-# The second way to meet, besides the static master, is a **rendezvous**. All machines get the same command, with the address of one of them as `--rdzv-endpoint`. Whoever comes is given a number, and when the crew changes, all meet again. So agents can start ranks anew, and nobody has to be there at night.
+# The second way to meet, besides the static master, is a **rendezvous**. All machines get the same command, with one machine's address as `--rdzv-endpoint`. Whoever comes is given a number, and when the crew changes, all meet again. So agents can start ranks anew, and nobody has to be there at night.
 
 # %% [markdown]
 # Starting anew is not continuing. For that the function saves a **checkpoint** after each epoch (chapter 04), and looks for one when it begins. Its batches are 128 samples **for all ranks
@@ -450,7 +450,10 @@ launch(undisturbed, backend="gloo")
 print("steps noted:", len(read_losses("undisturbed")))
 
 # %% [markdown]
-# Now on two hosts. `--rdzv-id` is the training's name: agents with the same endpoint and the same name meet, so two trainings can share an endpoint. An agent with a misspelt name
+# Now on two hosts. `--rdzv-id` is the training's name: agents with the same endpoint and the same name meet. Two trainings could share an endpoint, but its store belongs to the one that came first: when that one ends, the other fails. So give each training its own.
+
+# %% [markdown]
+# An agent with a misspelt name
 # meets nobody, and [gives up after ten minutes](https://docs.pytorch.org/docs/stable/elastic/rendezvous.html) with a `RendezvousTimeoutError` (`--rdzv-conf=join_timeout=...` has the seconds). Under Slurm the job's number will do as the name.
 
 # %% [markdown]
@@ -971,8 +974,7 @@ print("CPUs for four tasks:", short, "without SRUN_CPUS_PER_TASK,", enough, "wit
 # %% [markdown]
 # ### A job that is told to end, and a node that dies
 #
-# A job has a time limit. Slurm can send a signal before: [`--signal=TERM@60`](https://slurm.schedmd.com/sbatch.html#OPT_signal) sends SIGTERM to all tasks a minute before the end (sometimes two). A task then saves, and the job
-# goes back into the queue.
+# A job has a time limit. Slurm can send a signal before: [`--signal=TERM@60`](https://slurm.schedmd.com/sbatch.html#OPT_signal) sends SIGTERM to all tasks a minute before the end (sometimes two). A task can save then, and the script can put the job back into the queue.
 
 # %% [markdown]
 # Our ranks look for the signal in `save`, every fourth step, so four steps have to fit into that minute:
@@ -1305,12 +1307,12 @@ else:
 # last one may not be registered yet when a worker dies.
 
 # %% [markdown]
-# All that is lost is time. And time is Ray's price: it starts a dozen processes, for placing, watching and cleaning up, before the first step. For 20
+# All that is lost is time. And time is Ray's price: before the first step it starts processes of its own, for placing, watching and cleaning up. For 20
 # steps that is absurd; for a night on 64 machines it is nothing.
 
 # %% [markdown]
-# **On a real cluster** `Cluster` goes, and Ray is started on each machine before (`ray start --head` on the first, `ray start --address=HEAD:6379` on the others) or by a cloud's or Kubernetes's own Ray operator.
-# `storage_path` must then be a place that all nodes reach, `use_gpu=True` gives each rank a GPU and takes NCCL, and `prepare_data_loader` deals the samples.
+# **On a real cluster** ([Ray's page](https://docs.ray.io/en/latest/train/getting-started-pytorch.html)) `Cluster` goes, and Ray is started on each machine before (`ray start --head` on the first, `ray start --address=HEAD:6379` on the others) or by a cloud's or Kubernetes's own Ray operator.
+# `storage_path` must be a place that all nodes reach, `use_gpu=True` gives each rank a GPU and takes NCCL, and `prepare_data_loader` deals the samples.
 
 # %% [markdown]
 # Ports are open to the whole network, and whoever

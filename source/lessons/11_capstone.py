@@ -68,7 +68,7 @@ desk.look("monday/sizes")  # for example; then choose from the menu
 culprit = predict("the rank that behaves differently", ..., choices=(0, 1, 2, 3))
 
 # %% [markdown]
-# Each flight recorder has its rank's last calls, with the lines that made them. Here are the last two calls of each rank, side by side:
+# Each flight recorder has its rank's last calls, with the lines that made them. Here are the last eight calls of each rank:
 
 # %%
 chapter_11.draw_calls(week)
