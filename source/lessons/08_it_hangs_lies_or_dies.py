@@ -746,7 +746,7 @@ heard_s = launch(hears_late, backend="gloo")[0]
 pictures.draw_signal(1, heard_s, timeout_s=3)
 
 # %% [markdown]
-# It was heard when the group's timeout ended the call. `train.py` has a timeout of 6 s, so its waiting ranks leave their dump in time. With gloo's default of 30 minutes they would not: 30 s after SIGTERM `torchrun` sends SIGKILL, which no `finally` survives.
+# The signal was heard when the group's timeout ended the call. `train.py` has a timeout of 6 s, so its waiting ranks leave their dump in time. With gloo's default of 30 minutes they would not: 30 s after SIGTERM `torchrun` sends SIGKILL, which no `finally` survives.
 
 # %% [markdown]
 # The functions go into a file `train.py`, whose last line is `record(main)(sys.argv[1])`. `record` is `torch.distributed.elastic.multiprocessing.errors.record`: it writes an exception of `main` into a file that `torchrun` reads.
@@ -928,7 +928,7 @@ ask("flight recorder", from_recorder)
 job_pictures.draw_recorders(jobs, FAULTS)
 
 # %% [markdown]
-# It has something on all six, and the swapped calls by their lines. The command `torchfrtrace` compares for you. It does not look at lines, and wants a file of every rank. In torch 2.15 it also stops with a `KeyError` at what gloo
+# The recorder has something on all six, and the swapped calls by their lines. The command `torchfrtrace` compares for you. It does not look at lines, and wants a file of every rank. In torch 2.15 it also stops with a `KeyError` at what gloo
 # recorded, because the group has two names there; the folded cell gives it one.
 
 # %% jupyter={"source_hidden": true}
@@ -972,7 +972,7 @@ def from_explain_dumps(fault):
 ask("explain_dumps", from_explain_dumps)
 
 # %% [markdown]
-# It names nobody for the swapped calls, since it doesn't look at lines, and nobody for the straggler, which hangs nothing. What it prints says why, who the victims are, and how sure it is:
+# This reader names nobody for the swapped calls, since it doesn't look at lines, and nobody for the straggler, which hangs nothing. What it prints says why, who the victims are, and how sure it is:
 
 # %%
 explain_dumps(jobs.folder_of("killed rank"))
@@ -1019,7 +1019,7 @@ ask("DETAIL", from_detail)
 print("\nmonitored_barrier: ", from_detail(*at_barrier))
 
 # %% [markdown]
-# It knows who did not come, not why. To the swapped calls it is deaf: kind and shape are the same. Nor does it notice the straggler: a rank that arrives late has still arrived.
+# `DETAIL` knows who did not come, not why. It doesn't see the swapped calls, whose kind and shape are the same. Nor does it notice the straggler: a rank that arrives late has still arrived.
 
 # %% [markdown]
 # ### Who says what
@@ -1097,7 +1097,7 @@ print(textwrap.fill(", ".join(sorted(dump["entries"][0])), 96))
 # | `[1] NCCL INFO Channel 00/0 : 1[1] -> 0[0] via P2P/direct pointer` | by which road: here straight into the other GPU's memory |
 
 # %% [markdown]
-# The last one matters most. Between hosts it may read `via NET/Socket/0`, as in [nccl#226](https://github.com/NVIDIA/nccl/issues/226): that's plain TCP. On hosts with InfiniBand, `NET/IB : No device found.` ([nccl#952](https://github.com/NVIDIA/nccl/issues/952)) says why.
+# The table's last line matters most. Between hosts it may read `via NET/Socket/0`, as in [nccl#226](https://github.com/NVIDIA/nccl/issues/226): that's plain TCP. On hosts with InfiniBand, `NET/IB : No device found.` ([nccl#952](https://github.com/NVIDIA/nccl/issues/952)) says why.
 
 # %% [markdown]
 # ### RAS, Xid and ECC

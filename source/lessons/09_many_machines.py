@@ -315,7 +315,7 @@ chapter_09_pictures.draw_stores(sockets, answers, learning_rates)
 # are, how many cards each has, and which machine this is.
 
 # %% [markdown]
-# It then computes its ranks and starts them; they meet by `env://`. (The article has `mp.spawn`; a fork spares each rank the import of `torch`.)
+# The script then computes its ranks and starts them; they meet by `env://`. (The article has `mp.spawn`; a fork spares each rank the import of `torch`.)
 
 
 # %%
@@ -910,7 +910,7 @@ def train(load, save):
 
 
 # %% [markdown]
-# It returns the sum of all squared weights. `launch`'s is the reference for the others, without checkpoints and without deaths:
+# `train` returns the sum of all squared weights. What it returns under `launch`, without checkpoints and without deaths, is the reference for the other launchers:
 
 
 # %% tags=["part-slurm", "part-ray", "part-agents"]
@@ -969,7 +969,7 @@ print("CPUs for four tasks:", short, "without SRUN_CPUS_PER_TASK,", enough, "wit
 # script is `SLURM_STEP_NUM_TASKS`: only what `srun` starts is in a **step**.
 
 # %% [markdown]
-# The last line is a trap of its own: since version 22.05 `srun` no longer takes [`--cpus-per-task`](https://slurm.schedmd.com/srun.html#OPT_cpus-per-task) over from `sbatch`, so the script hands it on.
+# The last line of the output is a trap of its own: since version 22.05 `srun` no longer takes [`--cpus-per-task`](https://slurm.schedmd.com/srun.html#OPT_cpus-per-task) over from `sbatch`, so the script hands it on.
 
 # %% [markdown]
 # ### A job that is told to end, and a node that dies
@@ -1001,7 +1001,7 @@ exit $status
 # 75 is an exit code of our own: *saved, please start me again*. Any other failure ends the job.
 
 # %% [markdown]
-# The last line matters: Slurm takes [the script's exit status](https://slurm.schedmd.com/job_exit_code.html) for the job's. If the script ended with
+# The script's last line matters: Slurm takes [the script's exit status](https://slurm.schedmd.com/job_exit_code.html) for the job's. If the script ended with
 # `[ $status = 75 ] && ...`, that test would be its status, so a training that had succeeded would count as FAILED, and no job with `--dependency=afterok` would start.
 
 # %% [markdown]
@@ -1104,7 +1104,7 @@ chapter_09_charts.draw_night(night)
 # Then a node died: its daemon did not answer any more, after ten seconds here and after [five minutes with Slurm's defaults](https://slurm.schedmd.com/slurm.conf.html#OPT_SlurmdTimeout) the node was *down*, and Slurm queued the job again. In its third life there was one node, so one rank did the last four steps, and the weights are `launch`'s.
 
 # %% [markdown]
-# This is also the cure for the death of the rendezvous' host: whoever starts anew chooses a new first machine.
+# The queue is also the cure for the death of the rendezvous' host: a job that starts anew chooses a new first machine.
 
 # %% [markdown]
 # **Check yourself.** Why do the ranks exit with 75 and let the *script* requeue the job, instead of calling `scontrol` themselves?
@@ -1187,7 +1187,7 @@ print(log, end="")
 # makes the process group, and calls it.
 
 # %% [markdown]
-# It also keeps checkpoints: what rank 0 gives to `ray.train.report`, the workers of the next life get from `get_checkpoint`. All ranks have to call `report`.
+# Ray Train also keeps checkpoints: what rank 0 gives to `ray.train.report`, the workers of the next life get from `get_checkpoint`. All ranks have to call `report`.
 
 
 # %% tags=["part-ray", "row-E5"]

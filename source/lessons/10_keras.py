@@ -177,7 +177,7 @@ print("the guide's sampler shuffles:", launch(epochs_differ, False, backend="glo
 print("the default sampler shuffles:", launch(epochs_differ, True, backend="gloo"))
 
 # %% [markdown]
-# It never shuffles, whatever `set_epoch` says. A sampler shuffles by default, so leave the argument out.
+# The guide's sampler never shuffles, whatever `set_epoch` says. A sampler shuffles by default, so leave the argument out.
 #
 # **Check yourself.** With 4 ranks you forget to divide, and leave `batch_size=64`. What has changed?
 #
@@ -653,7 +653,7 @@ print("weights away from those without:", apart(without[0], with_it[0]))
 print("all variables are on:", *with_it[1])
 
 # %% [markdown]
-# It accepts four GPUs that don't exist, trains on the CPU, which our first cell chose, and doesn't change a single bit. So let's ask which devices there are.
+# `keras.distribution` accepts four GPUs that don't exist, trains on the CPU, which our first cell chose, and doesn't change a single bit. So let's ask which devices there are.
 
 
 # %%

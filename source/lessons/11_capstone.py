@@ -363,7 +363,7 @@ spoiled.measured(only)
 desk.show("wednesday/kernel")
 
 # %% [markdown]
-# It was real, but it wasn't the cause. `nvme0n1` is a disk inside node-b, the error came 78 s before the job began, when something *read* there, and the checkpoint is written by rank 0, on node-a, to the shared disk.
+# The disk error was real, but it wasn't the cause. `nvme0n1` is a disk inside node-b, the error came 78 s before the job began, when something *read* there, and the checkpoint is written by rank 0, on node-a, to the shared disk.
 
 # %% [markdown]
 # Try a suspect of your own: give `mine` a function of the checkpoint's path, and let it act before the save or after the epoch. The picture's disk lost the *last* block, which has the zip file's directory. What if it loses one in the middle?
