@@ -70,7 +70,7 @@ text = "Two and four ranks: none differs. Three and eight: many do."
 show(chapter_15.copies(differing, of=len(numbers)), text)
 
 # %% [markdown]
-# Eight ranks aren't exact, although eight is a power of two: what rounds is the adding, of the third, fifth or seventh copy. So order matters. Below, `all_reduce` is compared with a plain loop. Then `ring_orders` cuts the tensor into quarters, and looks for an order that gives all bits of each.
+# Eight ranks aren't exact, although eight is a power of two: what rounds is the adding, of the third, fifth or seventh copy. So order matters. Below, `all_reduce` is compared with a plain loop. Then `ring_orders` cuts the tensor into quarters, and looks for the order of adding that gives each quarter to the last bit.
 
 
 # %%
@@ -139,7 +139,8 @@ show(chapter_15.apart(apart), f"{text}, the bug above 1e-4.")
 
 # %% [markdown]
 # In float32 nobody can tell them apart; in float64 **the bug stays**. That is the test to keep: *compare in float64, next to a control*.
-#
+
+# %% [markdown]
 # ## 3 · Sums in bfloat16
 #
 # A float32 has 24 significant bits, a bfloat16 has 8.
@@ -295,11 +296,10 @@ text = "A factor of 1/4 moves SGD and AdamW with clipping, and hardly AdamW alon
 show(chapter_15.off_one_process(changes, "change of the path, in percent"), text)
 
 # %% [markdown]
-# AdamW swallows the bug until something looks at the **size** of the gradient, as clipping does.
+# AdamW swallows the bug until something, like clipping, looks at the gradient's **size**.
 #
 # ## 5 · How large a batch pays?
-#
-# As long as it averages out noise. [McCandlish and others (2018)](https://arxiv.org/abs/1812.06162) divide S, the variance of a sample's gradient, by |G|², the squared norm of the true one: the **noise scale**, in samples.
+# A larger batch pays as long as it averages out noise. [McCandlish and others (2018)](https://arxiv.org/abs/1812.06162) divide S, the variance of a sample's gradient, by |G|², the squared norm of the true one: the **noise scale**, in samples.
 
 # %% [markdown]
 # ### Write it
@@ -328,7 +328,7 @@ def noise_and_signal(gradient, local_batch):
 check(in_numbers(noise_and_signal), **noise_judged)
 
 # %% [markdown]
-# Now on the network, in float64, as it trains. At some steps we estimate from 100 gradients of four ranks, 16 digits each. The control takes the gradient of every single digit.
+# Now on the network, in float64, at four points of its training. Each estimate is from 100 rounds, in which each of four ranks takes the gradient of 16 digits. The control takes the gradient of every single digit.
 
 
 # %%
@@ -454,10 +454,11 @@ show(chapter_15.off_one_process(shares, "off one process, in percent"), text)
 
 # %% [markdown]
 # In October 2024 this was found in many trainers ([Unsloth](https://unsloth.ai/blog/gradient), [Hugging Face](https://huggingface.co/blog/gradient_accumulation)); see exercise 4 of the lab.
-#
+
+# %% [markdown]
 # ## 7 · A norm over all ranks
 #
-# `BatchNorm` takes mean and deviation of each rank's *local* batch. To synchronise it, sums have to be differentiable. Here are three all-reduces. Each of two ranks has the loss (*a* + *b*)², so together they have 2(*a* + *b*)², whose gradient is 4(*a* + *b*) = 8.
+# `BatchNorm` takes mean and deviation of each rank's *local* batch. To synchronise it, sums have to be differentiable. Here are three all-reduces. Two ranks bring *a* and *b*, each a 1, and each has the loss (*a* + *b*)². Together that's 2(*a* + *b*)², whose gradient is 4(*a* + *b*) = 8.
 
 
 # %%
@@ -494,7 +495,7 @@ for add_up in SumOverRanks.apply, total_in_place, functional_total:
     print(*launch(gradient_through, add_up, backend="gloo")[0])
 
 # %% [markdown]
-# Through the plain `all_reduce` the gradient is silently wrong: only a warning says so. The functional one is right, but its module isn't public yet. Now the norm:
+# Through the plain `all_reduce` the gradient is wrong, and nothing but a warning says so. The functional one is right, but its module isn't public yet. Now the norm. PyTorch's own, [`SyncBatchNorm`](https://docs.pytorch.org/docs/stable/generated/torch.nn.SyncBatchNorm.html), doesn't run on a CPU:
 
 
 # %%
@@ -539,7 +540,7 @@ show(chapter_15.norms(off, (2, 8, 32, 128)), text)
 # %% [markdown]
 # Running statistics are **buffers**, which nothing averages. By default DDP copies rank 0's to all ranks; `forward_sync_buffers=False` turns that off.
 #
-# **Predict.** Whose come closest to one process's: with copying (1) rank 0's or (2) the average, without (3) rank 0's or (4) the average? Answer with a number.
+# **Predict.** Which come closest to one process's? With copying: (1) rank 0's, (2) the average of all ranks'. Without it: (3) rank 0's, (4) the average. Answer with a number.
 
 
 # %%
