@@ -510,7 +510,7 @@ def draw_checkpoint(folder: Path, name: str, readers: int) -> None:
 # ---- time ----------------------------------------------------------------------------------------
 
 
-def draw_steps(traces: Mapping[str, Trace], network: Network, text: str) -> None:
+def draw_steps(traces: Mapping[str, Trace], network: Network) -> None:
     """Draw when rank 0 computes and when its port sends, on a modelled network."""
     figure, axes = plt.subplots(figsize=(9, 2.6), layout="constrained")
     looks = {"compute": ("#009E73", None, -0.36), "send": ("#0072B2", "////", 0.0)}
@@ -528,6 +528,7 @@ def draw_steps(traces: Mapping[str, Trace], network: Network, text: str) -> None
     bare(axes, yticks=range(len(traces)), yticklabels=list(traces), ylim=(1.5, -0.5))
     axes.set(xlabel="virtual time of one step, rank 0 of 4 (µs)", xlim=(0, 2700))
     axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2, frameon=False)
+    text = "Sharded computes or sends; with Ahead only the first gather and the last sum stick out."
     show(figure, text)
 
 

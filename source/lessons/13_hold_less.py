@@ -142,7 +142,7 @@ rows = {"OurDDP": chapter_13.measure(OurDDP)}
 pictures.draw_two_halves()
 
 # %% [markdown]
-# The frame `Shards` replaces each parameter by this rank's **shard**: flattened, filled up with zeros to a multiple of *n*, cut into *n*. So `model.parameters()` gives shards to any optimiser. `forward` first gathers all
+# The frame `Shards` replaces each parameter by this rank's **shard**: flattened, filled up with zeros to a multiple of *n*, cut into *n*. So `model.parameters()` gives shards to the optimiser. `forward` first gathers all
 # weights, which layers read; `finish` reduces all gradients.
 
 # %% [markdown]
@@ -658,8 +658,7 @@ pictures.draw_hiding(layers_us, steps_us)
 ahead_us.measured(chapter_13.step_us(traces["Ahead"], network), within=0.02)
 
 # %%
-text = "Sharded computes or sends; with Ahead only the first gather and the last sum stick out."
-pictures.draw_steps(traces, network, text)
+pictures.draw_steps(traces, network)
 
 # %% [markdown]
 # Only the first gather and the last reduce-scatter are left: 1440 + 2 · 50. In backward both kinds have to hide, so a layer needs 100 µs there. With less, the network decides: its 24 calls take 1192 µs at least.

@@ -66,8 +66,7 @@ for world_size in (2, 3, 4, 8):
     counts = launch(average_of_copies, numbers, world_size=world_size, backend="gloo")
     differing[world_size] = counts[0]
 exact_for.measured({ranks for ranks, count in differing.items() if count == 0})
-text = "Two and four ranks: none differs. Three and eight: many do."
-show(chapter_15.copies(differing, of=len(numbers)), text)
+chapter_15.draw_copies(differing, of=len(numbers))
 
 # %% [markdown]
 # Eight ranks aren't exact, although eight is a power of two: what rounds is the adding, of the third, fifth or seventh copy. So order matters. Below, `all_reduce` is compared with a plain loop. Then `ring_orders` cuts the tensor into quarters, and looks for the order of adding that gives each quarter to the last bit.
@@ -134,8 +133,7 @@ for dtype in (torch.float32, torch.float64):
 last = {kind: steps[-1].item() for kind, steps in apart.items()}
 small = [1000 * last[name, torch.float64] < last[name, torch.float32] for name in runs]
 shrinking.measured(sum(small))
-text = "Left, in float32, the three lines meet. Right, in float64, rounding ends below 1e-9"
-show(chapter_15.apart(apart), f"{text}, the bug above 1e-4.")
+chapter_15.draw_apart(apart)
 
 # %% [markdown]
 # In float32 nobody can tell them apart; in float64 **the bug stays**. That is the test to keep: *compare in float64, next to a control*.
@@ -168,8 +166,7 @@ for world_size in (2, 4, 8, 16):
         dtype = getattr(torch, name)
         by_ranks[world_size] = launch(error_of_sum, dtype, world_size=world_size, backend="gloo")[0]
 ratio.measured(errors["bfloat16"][8] / errors["float32"][8], within=0.5, about=True)
-text = "Both errors grow slowly with the number of ranks; bfloat16's is the larger by 2 to the 16."
-show(chapter_15.errors_by_ranks(errors), text)
+chapter_15.draw_errors_by_ranks(errors)
 
 # %% [markdown]
 # Sixteen bits fewer are a factor of 2¹⁶. Here errors of both signs cancel in part. What if they can't? In a *model* without processes, each of *n* ranks brings a 1, added one after the other or in pairs.
