@@ -38,7 +38,7 @@ from course_utils import Network, check, launch, predict
 # %% [markdown]
 # ## 1 · What the network costs
 #
-# Throughout this chapter four ranks teach the small GPT to continue *Pride and Prejudice*. A **method** says what they tell each other, and gets a row in one table: the KB (1,000 bytes) that
+# Here four ranks teach the small GPT to continue *Pride and Prejudice*. A **method** says what they tell each other, and gets a row in one table: the KB (1,000 bytes) that
 # a rank sends in a step, the time of a step on three networks, and the loss after 48 steps.
 
 
