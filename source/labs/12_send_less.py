@@ -164,7 +164,7 @@ check(under_ddp(remember), **options)
 # %% [markdown]
 # ## 2 · DiLoCo, and some ranks are slow
 #
-# *Difficulty ●●● · importance ●●○ · 20 minutes.* Ranks train alone, and the slow ones read fewer sequences until they meet. So a rank counts as much as it has `read`, which may be nothing. `anchor` is the network as all had it after the last exchange, and `outer` an optimiser of the anchor's parameters.
+# *Difficulty ●●● · importance ●●○ · 20 minutes.* Ranks train alone until they meet, and slow ones read less. So a rank counts as much as it has `read`, which may be nothing. `anchor` is the network as all had it after the last exchange, and `outer` an optimiser of the anchor's parameters.
 
 # %% [markdown]
 # **Goal:** the anchor's gradient is the ranks' average displacement, anchor minus network, in which each rank counts by its share of what was read. Let `outer` make one step. Then each network goes on from the anchor, and its floating-point buffers from their mean over the ranks, weighted by the same shares.
@@ -519,7 +519,7 @@ check(for_all(choose), **options)
 # %% [markdown]
 # ## Bonus · A point of your own on the curve
 #
-# *As long as you like; there is no check.* Add a method to the chapter's table and figure, such as the signs of a gradient with error feedback, DiLoCo in bfloat16, or momentum before top-k. Tune its learning rate, and DDP's too. Does any method
+# *No minutes, no check.* Add a method to the chapter's table and figure, such as the signs of a gradient with error feedback, DiLoCo in bfloat16, or momentum before top-k. Tune its learning rate, and DDP's too. Does any method
 # land to the left of local SGD, and below it?
 
 # %% [markdown]

@@ -171,7 +171,7 @@ check(read, spec=read_spec, inputs=read_inputs, cases=cases, world_sizes=(1, 2))
 # ## 2 · Find the straggler
 #
 # *Difficulty ●●○ · importance ●●● · 15 minutes.* `ranks` has the collectives of several ranks: `ranks[r][k].us` is how long the kernel of rank *r* ran in the *k*-th collective. A kernel that has started
-# waits for the others, and all end together. Each rank has a clock of its own, so starts can't be compared.
+# waits for the others, and all end together. Each rank has its own clock, so starts can't be compared.
 
 # %% [markdown]
 # **Goal:** return `(rank, us)`: for which rank the others waited longest in total, and how many µs. In each collective the last to arrive is the rank whose kernel is shortest, and each other rank waits
