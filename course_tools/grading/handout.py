@@ -13,7 +13,6 @@ what an assistant may tell of an exercise. Two tags of a check's cell count:
 """
 
 import argparse
-import ast
 import contextlib
 import os
 import re
@@ -27,6 +26,8 @@ import nbformat
 from nbformat import NotebookNode
 
 from course_tools.grading.answers_as_text import bound
+from course_tools.grading.class_files import called
+from course_tools.grading.learner_cells import BY_HAND
 from course_tools.learner.copies import ADVICE
 from course_tools.notebooks import build
 from course_tools.notebooks.cells import BuildError
@@ -64,7 +65,6 @@ WITHHELD = (
     r"(?m)[^.。\n]*\[CONTRIBUTING\.md\]\(.*\]\(CHANGELOG\.md\)[^.。\n]*[.。]",
 )
 LOCAL_LINK = re.compile(r"\[(?P<words>[^]]+)\]\((?P<target>(?!https?:|#)[^)#]+)[^)]*\)")
-BY_HAND = "conclusion"  # the tag of a cell of prose
 LEFT = "__pycache__", ".ipynb_checkpoints", "zh"  # what is built in Chinese is built anew
 AFTERWARDS = "teaching/README.md says what to do there"
 CONFIG = """\
@@ -77,26 +77,15 @@ configure(get_config(), pathlib.Path(__file__).resolve().parent)
 """
 
 
-def checked(text: str) -> str | None:
-    """The name of the answer that a cell checks in its last line, or None."""
-    statements = ast.parse(text).body
-    if not statements or not isinstance(statements[-1], ast.Expr):
-        return None
-    call = statements[-1].value
-    while isinstance(call, ast.Call) and call.args:
-        if isinstance(call.func, ast.Name) and call.func.id == "check":
-            return _answer_name(call.args[0])
-        call = call.func
-    return None
-
-
-def _answer_name(node: ast.expr) -> str:
-    """The answer in `check(answer)` and in `check(saving(answer))`."""
-    while isinstance(node, ast.Call) and node.args:
-        node = node.args[0]
-    if not isinstance(node, ast.Name):
-        raise BuildError(f"check is given {ast.unparse(node)}, which has no name to grade it by")
-    return node.id
+def checked(text: str) -> str:
+    """The name of the answer that a cell checks, as `check(answer)` or `check(saving(answer))`."""
+    call = re.search(r"^check\(\s*(?P<given>[^,)]*)", text, re.MULTILINE)
+    if call is None:
+        return ""
+    name = call["given"].split("(")[-1]
+    if not name.isidentifier():
+        raise BuildError(f"check is given {call['given']}, which has no name to grade it by")
+    return name
 
 
 def graded(notebook: NotebookNode) -> NotebookNode:
@@ -108,62 +97,45 @@ def graded(notebook: NotebookNode) -> NotebookNode:
     grade_ids = set()
     for cell in notebook.cells:
         tags = cell.metadata.get("tags", [])
+        points = _numbers("points", tags)
         if cell.cell_type != "code":
             if BY_HAND in tags:
-                cell.metadata.nbgrader = _metadata_by_hand(tags)
+                cell.metadata.nbgrader = _metadata(BY_HAND, solution=True, points=sum(points))
             continue
         cell.metadata.pop("tags", None)
-        cell.metadata.nbgrader = _metadata_of_code(cell, tags)
+        name = checked(cell.source)
+        if "### BEGIN SOLUTION" in cell.source:
+            functions, values = bound(cell.source)
+            first_name = (values or functions)[0]
+            cell.metadata.nbgrader = _metadata(f"answer-{first_name}", solution=True)
+        elif name:
+            cell.metadata.nbgrader = _metadata(f"check-{name}", points=sum(points or [1]))
+            sizes = tuple(_numbers("hidden", tags))
+            cell.source += HIDDEN.format(more=f"world_sizes={sizes}" if sizes else "")
+        elif points:
+            where = f"belongs to the cell with the check, not to\n{cell.source}"
+            raise BuildError(f"points-{points[0]} {where}")
+        else:
+            cell.metadata.nbgrader = _metadata(f"cell-{cell.id}")
         grade_id = cell.metadata.nbgrader["grade_id"]
         if grade_id in grade_ids:
             raise BuildError(f"there are two cells {grade_id}")
         grade_ids.add(grade_id)
-        if cell.metadata.nbgrader["grade"]:
-            sizes = tuple(_numbers("hidden", tags))
-            more = f"world_sizes={sizes}" if sizes else ""
-            cell.source += HIDDEN.format(more=more)
     return notebook
 
 
-def _metadata_by_hand(tags: list[str]) -> dict[str, Any]:
-    """nbgrader's metadata of prose that a person marks: it is both graded and an answer."""
-    points = _numbers("points", tags) or [0]
-    return {
-        "schema_version": 3,
-        "grade_id": BY_HAND,
-        "grade": True,
-        "solution": True,
-        "locked": False,
-        "task": False,
-        "points": points[0],
-    }
-
-
-def _metadata_of_code(cell: NotebookNode, tags: list[str]) -> dict[str, Any]:
-    """nbgrader's metadata of a code cell: an answer, a check, or one that nobody changes."""
+def _metadata(grade_id: str, solution: bool = False, points: int | None = None) -> dict[str, Any]:
+    """nbgrader's metadata of a cell: an answer, what has points, both, or one nobody changes."""
     metadata = {
         "schema_version": 3,
-        "grade_id": f"cell-{cell.id}",
-        "grade": False,
-        "solution": False,
-        "locked": True,
+        "grade_id": grade_id,
+        "grade": points is not None,
+        "solution": solution,
+        "locked": not solution,
         "task": False,
     }
-    points = _numbers("points", tags)
-    checked_name = checked(cell.source)
-    if "### BEGIN SOLUTION" in cell.source:
-        functions, values = bound(cell.source)
-        names = values or functions
-        metadata["grade_id"] = f"answer-{names[0]}"
-        metadata["solution"] = True
-        metadata["locked"] = False
-    elif checked_name:
-        metadata["grade_id"] = f"check-{checked_name}"
-        metadata["grade"] = True
-        metadata["points"] = points[0] if points else 1
-    elif points:
-        where = f"belongs to the cell with the check, not to\n{cell.source}"
-        raise BuildError(f"points-{points[0]} {where}")
+    if points is not None:
+        metadata["points"] = points
     return metadata
 
 
@@ -182,17 +154,17 @@ def labs_of(root: Path, names: Sequence[str] = ()) -> list[build.Target]:
     Raises:
         BuildError: There is no such lab.
     """
-    labs = [lab for lab in build.targets(root) if lab.built.parent.name == "solutions"]
+    labs = {}
+    for target in build.targets(root):
+        if target.built.parent.name == "solutions":
+            labs[target.built.stem] = target
     chosen = []
     for name in names:
-        number = name.removeprefix("lab_")
-        begin = f"{number.zfill(2)}_" if number.isdigit() else number
-        of_that_name = [lab for lab in labs if lab.built.stem.startswith(begin)]
-        if not of_that_name:
-            known = ", ".join(lab.built.stem for lab in labs)
-            raise BuildError(f"no lab is called {name}; there are: {known}")
-        chosen += of_that_name
-    return chosen or labs
+        slugs = called(name, labs)
+        if not slugs:
+            raise BuildError(f"no lab is called {name}; there are: {', '.join(labs)}")
+        chosen += [labs[slug] for slug in slugs]
+    return chosen or list(labs.values())
 
 
 def hand_out(folder: Path, names: list[str], root: Path) -> list[str]:

@@ -12,7 +12,7 @@ from nbgrader.preprocessors import ClearSolutions, Execute
 from traitlets import Unicode
 
 from course_tools.grading.answers_as_text import PROOF
-from course_tools.grading.learner_cells import for_the_judge, to_judge, written_in
+from course_tools.grading.learner_cells import for_the_judge, notebook_of, written
 from course_tools.notebooks.cells import cut_solution
 
 BEGIN = """\
@@ -81,7 +81,7 @@ def compose(notebook: NotebookNode, learners: NotebookNode) -> NotebookNode:
     code = {identity(cell): cell for cell in notebook.cells if cell.cell_type == "code"}
     lab_cells = [for_the_judge(cell, cell.id) for cell in code.values()]
     cells = [nbformat.v4.new_code_cell(BEGIN)]
-    for asked in to_judge(lab_cells, written_in(learners, lab_cells)):
+    for asked in written(notebook_of(learners), lab_cells).cells:
         cell = code.get(asked["name"], nbformat.v4.new_code_cell())
         if asked["kind"] == "answer":
             names = {"functions": asked["functions"], "values": asked["values"]}

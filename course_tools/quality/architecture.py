@@ -74,7 +74,6 @@ ALLOWED = {
     "course_tools.measure": (
         TOOLS,
         "course_tools.notebooks",
-        "course_tools.grading.sandbox",
         *LIBRARY,
     ),
     "course_tools.quality": (TOOLS, "course_tools.notebooks", JUDGE, *LIBRARY),
