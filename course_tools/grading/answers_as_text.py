@@ -57,14 +57,6 @@ class StandIn:
         return inspect.signature(self._loaded())
 
 
-class LastCheck(NamedTuple):
-    """What `require` asks about."""
-
-    fn: Callable | None
-    options: dict[str, Any]  # of `check`
-    outcome: Outcome
-
-
 class Answers:
     """The answers of one notebook.
 
@@ -78,7 +70,7 @@ class Answers:
         self.texts: dict[str, str] = {}  # by label
         self.failed: dict[str, BaseException] = {}  # by label
         self.loaded: set[str] = set()  # labels
-        self.last_check: LastCheck | None = None
+        self.last_check: Any = None  # the function, the options of `check`, and the outcome
 
     def add(self, label: str, text: str, functions: list[str], values: list[str]) -> None:
         """Keep an answer's text, with a stand-in for every function that it has to define.
@@ -118,7 +110,7 @@ class Answers:
     def check(self, fn: Callable | None, **options: Any) -> Outcome:
         """As `check`, and remember it for `require`."""
         outcome = check(fn, **options)
-        self.last_check = LastCheck(fn, options, outcome)
+        self.last_check = fn, options, outcome
         return outcome
 
 
@@ -151,7 +143,7 @@ def run_statements(label: str, text: str, names: dict[str, Any]) -> BaseExceptio
     return first_error
 
 
-_answers: Answers | None = None  # of the notebook that is graded
+_answers: Answers  # of the notebook that is graded
 
 
 def begin(names: dict[str, Any]) -> None:
@@ -178,18 +170,13 @@ def require(**more: Any) -> None:
 
     Raises:
         CheckFailed: It has not.
-        RuntimeError: This kernel has run the answers itself.
     """
-    last_check = _answers.last_check if _answers else None
-    if last_check is None:
-        raise RuntimeError(
-            "grade in the folder that `make handout` has made: see teaching/README.md"
-        )
+    fn, options, outcome = _answers.last_check
     _answers.last_check = None  # what is required next has to be checked before
-    display(last_check.outcome)
-    last_check.outcome.require()
+    display(outcome)
+    outcome.require()
     if more:
-        outcome = _answers.check(last_check.fn, **last_check.options | more)
+        outcome = _answers.check(fn, **options | more)
         display(outcome)
         outcome.require()
     display({"text/plain": "all points"}, raw=True, metadata=PROOF)

@@ -28,8 +28,9 @@ from typing import Any, NamedTuple
 
 from course_tools import PACKAGES
 from course_tools.grading import class_files, export, handout, learner_cells, sandbox, submissions
-from course_tools.grading.learner_cells import LabCell
-from course_tools.learner import copies
+from course_tools.grading.learner_cells import BY_HAND, LabCell
+from course_tools.grading.submissions import Copy
+from course_tools.learner.copies import MY_MAP
 from course_tools.notebooks import build
 from course_tools.notebooks.cells import BuildError, read_percent
 
@@ -55,14 +56,6 @@ class Lab(NamedTuple):
     cells: list[LabCell]
     points: dict[str, float]  # that a check gives, by exercise
     by_hand: dict[str, float]  # that a person gives
-
-
-class Work(NamedTuple):
-    """One lab of one learner."""
-
-    who: str
-    lab: Lab
-    copy: submissions.Copy
 
 
 def lab(target: build.Target) -> Lab:
@@ -175,57 +168,57 @@ def judged(judge: Judge, lab: Lab, cells: list[LabCell], **limits: Any) -> dict[
     return {exercise: verdicts.get(f"check-{exercise}", missing) for exercise in lab.points}
 
 
-def grade(judge: Judge, work: Work, graded: Path, again: bool) -> str:
-    """Grade a lab of a learner, and write down what was found; returns a line about it."""
+def grade(judge: Judge, lab: Lab, copy: Copy, graded: Path, again: bool) -> str:
+    """Grade a learner's copy, and write down what was found; returns a line about it."""
     begun = time.monotonic()
-    written = work.copy.written
-    path = graded / work.who / f"{work.lab.slug}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path = graded / copy.student / f"{lab.slug}.json"
     # MOSS and JPlag compare Python files.
-    python = graded / "answers" / work.lab.slug / f"{work.who}.py"
-    python.parent.mkdir(parents=True, exist_ok=True)
-    python.write_text("\n\n".join(written.answers.values()), encoding="utf-8")
-    if work.lab.by_hand:
-        prose = path.with_name(f"{work.lab.slug}_{learner_cells.BY_HAND}.md")
-        prose.write_text(work.copy.notebook.prose, encoding="utf-8")
-    digest = hashlib.sha256(json.dumps(written.cells, sort_keys=True).encode()).hexdigest()
+    python = graded / "answers" / lab.slug / f"{copy.student}.py"
+    for file in (path, python):
+        file.parent.mkdir(parents=True, exist_ok=True)
+    python.write_text("\n\n".join(copy.written.answers.values()), encoding="utf-8")
+    if lab.by_hand:
+        path.with_name(f"{lab.slug}_{BY_HAND}.md").write_text(copy.prose, encoding="utf-8")
+    cells = copy.written.cells
+    digest = hashlib.sha256(json.dumps(cells, sort_keys=True).encode()).hexdigest()
     if not again and path.exists() and json.loads(path.read_text())["digest"] == digest:
         return ""
-    verdicts = judged(judge, work.lab, written.cells)
     points = {}
     messages = {}
     paragraphs = []
-    for exercise, most in work.lab.points.items():
-        verdict = verdicts[exercise]
+    for exercise, verdict in judged(judge, lab, cells).items():
+        most = lab.points[exercise]
         points[exercise] = most if verdict["passed"] else 0.0
         messages[exercise] = verdict["text"]
         paragraphs.append(f"{exercise}: {points[exercise]:g} of {most:g}\n{verdict['text']}\n")
     result = {"digest": digest, "points": points, "said": messages}
     path.write_text(json.dumps(result, indent=1))
     path.with_suffix(".txt").write_text("\n".join(paragraphs))
-    sums = f"{sum(points.values()):g} of {sum(work.lab.points.values()):g}"
-    return f"{work.who} {work.lab.slug}: {sums} in {time.monotonic() - begun:.1f} s"
+    sums = f"{sum(points.values()):g} of {sum(lab.points.values()):g}"
+    return f"{copy.student} {lab.slug}: {sums} in {time.monotonic() - begun:.1f} s"
 
 
-def grade_all(works: list[Work], graded: Path, again: bool, jobs: int) -> list[str]:
+def grade_all(
+    copies: list[Copy], labs: dict[str, Lab], graded: Path, again: bool, jobs: int
+) -> list[str]:
     """Grade side by side, and say how it went; returns what could not be graded."""
     why = sandbox.refused()
     if why:
         print(SENTENCE.format(why), file=sys.stderr)
     begun = time.monotonic()
     judges: SimpleQueue[Judge] = SimpleQueue()
-    jobs = min(jobs, len(works))
+    jobs = min(jobs, len(copies))
     for slot in range(jobs):
         judges.put(Judge(not why, slot))
     lines = []
     undone = []
 
-    def grade_one(work: Work) -> None:
+    def grade_one(copy: Copy) -> None:
         judge = judges.get()
         try:
-            line = grade(judge, work, graded, again)
+            line = grade(judge, labs[copy.lab], copy, graded, again)
         except JudgeFailed:  # the others are graded all the same
-            undone.append(f"{work.who} {work.lab.slug}")
+            undone.append(f"{copy.student} {copy.lab}")
             return
         finally:
             judges.put(judge)
@@ -235,12 +228,12 @@ def grade_all(works: list[Work], graded: Path, again: bool, jobs: int) -> list[s
 
     try:
         with ThreadPoolExecutor(jobs) as pool:
-            list(pool.map(grade_one, works))
+            list(pool.map(grade_one, copies))
     finally:
         for _ in range(jobs):
             judges.get().close()
     seconds = time.monotonic() - begun
-    print(f"{len(lines)} of {len(works)} graded in {seconds:.0f} s; the rest is as it was.")
+    print(f"{len(lines)} of {len(copies)} graded in {seconds:.0f} s; the rest is as it was.")
     return undone
 
 
@@ -272,23 +265,23 @@ def grade_folder(folder: Path, args: argparse.Namespace) -> int:
     chosen = [target.built.stem for target in handout.labs_of(root, args.only)]
     labs = {target.built.stem: lab(target) for target in handout.labs_of(root)}
     learners = class_files.read_class(folder / "class.txt")
-    known = {path.name for path in (root / "notebooks").rglob("*")} | {copies.MY_MAP}
+    known = {path.name for path in (root / "notebooks").rglob("*")} | {MY_MAP}
     cells = {slug: of_slug.cells for slug, of_slug in labs.items()}
-    rows, handed_in = submissions.collect(folder / "submitted", learners, cells, known)
+    rows, copies = submissions.collect(folder / "submitted", learners, cells, known)
     possible = {slug: of_slug.points | of_slug.by_hand for slug, of_slug in labs.items()}
     marks = class_files.read_marks(folder / "marks.csv", learners, possible)
-    works = []
-    for (who, slug), copy in sorted(handed_in.items()):
-        if slug in chosen and args.who in (None, who):
-            works.append(Work(who, labs[slug], copy))
-    if not works:
+    wanted = []
+    for copy in sorted(copies):
+        if copy.lab in chosen and args.who in (None, copy.student):
+            wanted.append(copy)
+    if not wanted:
         whose = f" of {args.who}" if args.who else ""
         where = f"put each learner's notebooks into {folder}/submitted/NAME/"
         raise BuildError(f"there is nothing{whose} to grade: {where}")
     begun_labs = {row.lab for row in rows if row.lab}
     rows += submissions.missing(rows, learners, chosen if args.only else sorted(begun_labs))
     graded = folder / "graded"
-    undone = grade_all(works, graded, bool(args.who), args.jobs)
+    undone = grade_all(wanted, labs, graded, bool(args.who), args.jobs)
     export.write(graded, rows, marks, learners.all(), possible)
     print(f"{graded}: grades.csv, submissions.csv, statistics.csv")
     look_at(rows)

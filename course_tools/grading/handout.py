@@ -56,15 +56,11 @@ HELPERS = (
 )  # fmt: skip
 MORE_HELPERS = "pretended_driver.c", "startup"
 # What documents, English and Chinese, say of files and commands that learners do not have.
-WITHHELD = (
-    r"(?m)^    make test .*\n",
-    r" The answers are in `solutions/`\.",
-    r"(?m)^- .*\]\(teaching/.*\n",
-    r"(?m)^\| .*`make gpu`.*\n",
-    r"[^.。]*\]\(teaching/install\.md\)[^.。]*[.。]",
-    r"(?m)[^.。\n]*\[CONTRIBUTING\.md\]\(.*\]\(CHANGELOG\.md\)[^.。\n]*[.。]",
+FOR_TEACHERS = re.compile(
+    r"make (test|gpu)\b|in `solutions/`|\]\((\.\./)*(teaching|docs|articles|CONTRIBUTING|CHANGELOG)"
 )
-LOCAL_LINK = re.compile(r"\[(?P<words>[^]]+)\]\((?P<target>(?!https?:|#)[^)#]+)[^)]*\)")
+# A row of a table, an item, a line of code, or a sentence.
+PIECE = re.compile(r"^(?:\||- | {4})[^\n]*\n|[^\n]\S*.*?(?:\.(?=\s)|。|(?=\n\n|\Z))", re.M | re.S)
 LEFT = "__pycache__", ".ipynb_checkpoints", "zh"  # what is built in Chinese is built anew
 AFTERWARDS = "teaching/README.md says what to do there"
 CONFIG = """\
@@ -214,23 +210,16 @@ def withheld(root: Path, folder: Path) -> list[str]:
             shutil.copy(path, copy)
     shutil.copy(ADVICE, folder)
     for path in folder.rglob("*.md"):
-        path.write_text(_for_learners(path.read_text(encoding="utf-8"), path), encoding="utf-8")
+        text = PIECE.sub(_for_learners, path.read_text(encoding="utf-8"))
+        path.write_text(text, encoding="utf-8")
     for path in (folder, *folder.rglob("*")):  # others are to read it, whatever the umask is
         runs = path.is_dir() or path.stat().st_mode & 0o100
         path.chmod(0o755 if runs else 0o644)
     return ["the course without its solutions"]
 
 
-def _for_learners(text: str, path: Path) -> str:
-    """A document without what learners do not have, and without links to it."""
-    for words in WITHHELD:
-        text = re.sub(words, "", text)
-
-    def without_dead_link(link: re.Match[str]) -> str:
-        target = path.parent / link["target"]
-        return link[0] if target.exists() else link["words"]
-
-    return LOCAL_LINK.sub(without_dead_link, text)
+def _for_learners(piece: re.Match[str]) -> str:
+    return "" if FOR_TEACHERS.search(piece[0]) else piece[0]
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -160,7 +160,7 @@ def written(notebook: Notebook, lab_cells: list[LabCell]) -> Written:
 
 
 def _remarks(answers: dict[str, str], notebook: Notebook, lab_cells: list[LabCell]) -> list[str]:
-    remarks = [] if answers else [NO_CELL]
+    remarks = []
     changed = [cell for cell in lab_cells if cell["id"] not in notebook.original_ids]
     if notebook.original_ids and changed:
         count = f"{len(changed)} of {len(lab_cells)} code cells have changed since"

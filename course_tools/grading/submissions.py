@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from course_tools.grading import learner_cells, unpack
 from course_tools.grading.class_files import Learners
-from course_tools.grading.learner_cells import NO_CELL, LabCell, Notebook, Written
+from course_tools.grading.learner_cells import NO_CELL, LabCell, Written
 
 # Canvas: lovelaceada_LATE_123_456_lab_02.ipynb; Moodle: Ada Lovelace_123_assignsubmission_file_
 PLATFORM = re.compile(
@@ -35,12 +35,14 @@ class Row(NamedTuple):
 
 
 class Copy(NamedTuple):
-    """A learner's copy of a lab; the newest is the largest."""
+    """A learner's copy of a lab; of several the newest is the largest."""
 
+    student: str
+    lab: str
     record: str  # a date in its name, or what nbgrader noted beside it
     changed_s: int
     file: str
-    notebook: Notebook
+    prose: str  # what a person is to read
     written: Written
 
 
@@ -64,8 +66,8 @@ def unpack_all(submitted: Path) -> dict[Path, str]:
 
 def collect(
     submitted: Path, learners: Learners, labs: Labs, known: Collection[str]
-) -> tuple[list[Row], dict[tuple[str, str], Copy]]:
-    """A row for each file, and by learner and lab the copy that counts.
+) -> tuple[list[Row], list[Copy]]:
+    """A row for each file, and the copies that count.
 
     Args:
         submitted: The folder.
@@ -75,7 +77,7 @@ def collect(
     """
     became_of_zips = unpack_all(submitted)
     rows = []
-    copies: dict[tuple[str, str], list[Copy]] = defaultdict(list)
+    copies: dict[tuple[str, str], list[Copy]] = defaultdict(list)  # by learner and lab
     for path in sorted(submitted.rglob("*")):
         student = _owner(path, submitted, learners)
         if path.is_dir() and not path.is_symlink():
@@ -92,23 +94,22 @@ def collect(
             why = "hidden"
         else:
             try:
-                lab, copy = _copy_of_lab(path, file, labs)
-                copies[student, lab].append(copy)
+                copy = _copy(path, student, file, labs)
+                copies[student, copy.lab].append(copy)
                 continue
             except ValueError as error:
                 lab = _named_lab(path, labs)
                 why = str(error)
         rows.append(Row(student, lab, file, IGNORED, why))
-    counting = {student_and_lab: max(of_lab) for student_and_lab, of_lab in copies.items()}
-    for (student, lab), of_lab in copies.items():
-        rows += _rows_of_lab(student, lab, sorted(of_lab))
     for index, row in enumerate(rows):
-        if row.lab and (row.student, row.lab) not in counting:  # its learner has no other
+        if row.lab and (row.student, row.lab) not in copies:  # its learner has no other
             rows[index] = row._replace(what=NOT_GRADED)
-    return sorted(rows), counting
+    for of_lab in copies.values():
+        rows += _rows_of_copies(sorted(of_lab))
+    return sorted(rows), [max(of_lab) for of_lab in copies.values()]
 
 
-def _rows_of_lab(student: str, lab: str, copies: list[Copy]) -> list[Row]:
+def _rows_of_copies(copies: list[Copy]) -> list[Row]:
     """Rows of a learner's copies of a lab, of which the newest comes last, and counts."""
     *older, newest = copies
     if not older:
@@ -118,6 +119,7 @@ def _rows_of_lab(student: str, lab: str, copies: list[Copy]) -> list[Row]:
     else:
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(newest.changed_s))
         why = f"the newest by its time, {when}"
+    student, lab = newest.student, newest.lab
     rows = [Row(student, lab, newest.file, GRADED, "; ".join([why, *newest.written.remarks]))]
     for copy in older:
         rows.append(
@@ -147,8 +149,8 @@ def missing(rows: Iterable[Row], learners: Learners, labs: Iterable[str]) -> lis
     return missing_rows
 
 
-def _copy_of_lab(path: Path, file: str, labs: Labs) -> tuple[str, Copy]:
-    """The lab of which a notebook has the most answers, and what it has; ValueError says why not.
+def _copy(path: Path, student: str, file: str, labs: Labs) -> Copy:
+    """A copy of the lab of which a notebook has the most answers; ValueError says why not.
 
     Where it has as many of two labs, its name decides.
     """
@@ -166,7 +168,8 @@ def _copy_of_lab(path: Path, file: str, labs: Labs) -> tuple[str, Copy]:
     if stamp.is_file():
         text_with_dates = stamp.read_text(errors="replace")
     record = max(DATE.findall(text_with_dates), default="")
-    return lab, Copy(record, int(path.stat().st_mtime), file, notebook, written[lab])
+    changed_s = int(path.stat().st_mtime)
+    return Copy(student, lab, record, changed_s, file, notebook.prose, written[lab])
 
 
 def _named_lab(path: Path, labs: Labs) -> str:

@@ -210,10 +210,6 @@ def test_lines_of_ipython_are_left_out_and_all_others_keep_their_numbers(text, p
     assert as_python(text) == python
 
 
-def test_a_notebook_without_an_answer_says_so(lab, tmp_path):
-    assert answers_of(lab, tmp_path, cell("x = 3")).remarks == [learner_cells.NO_CELL]
-
-
 def test_a_copy_of_a_different_version_says_so(lab, tmp_path):
     known = {own["id"]: "" for own in lab.cells}
     answer = cell(FORMS["as_it_is"][0].replace("NAME", "as_it_is"))
