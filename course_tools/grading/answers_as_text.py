@@ -114,7 +114,9 @@ class Answers:
 
         @functools.wraps(fn, updated=())
         def loaded(*args: Any) -> Any:
-            self.load(label)  # before what a lab has wrapped around the answer, which may look at it
+            self.load(
+                label
+            )  # before what a lab has wrapped around the answer, which may look at it
             return fn(*args)
 
         outcome = check(loaded, **options)

@@ -52,18 +52,12 @@ class Sealed(Execute):
         own = resources["nbgrader"]
         path = Path(self.source, own["assignment"], f"{own['notebook']}.ipynb")
         run = compose(nbformat.read(path, as_version=4), nb)
-        for again in (True, True, False):
-            with TemporaryDirectory() as folder:  # a course_utils.py in the submission stays unread
-                try:
-                    elsewhere = {**resources, "metadata": {"path": folder}}
-                    super().preprocess(run, elsewhere, **options)
-                except DeadKernelError:
-                    self.log.error("the kernel died: what it had not reached gets no points")
-                except RuntimeError:  # it never began: another one has taken a port meanwhile
-                    if again:
-                        continue
-                    raise
-                break
+        with TemporaryDirectory() as folder:  # a course_utils.py in the submission stays unread
+            elsewhere = {**resources, "metadata": {"path": folder}}
+            try:
+                super().preprocess(run, elsewhere, **options)
+            except DeadKernelError:
+                self.log.error("the kernel died: what it had not reached gets no points")
         ran = {identity(cell): cell for cell in run.cells}
         for cell in nb.cells:
             if cell.cell_type == "code":

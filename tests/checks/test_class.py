@@ -31,11 +31,9 @@ class Graded:
 
     def __init__(self, folder: Path) -> None:
         test_grade.small(folder, *MODELS, options='"timeout": 15.0')
-        exercise = build.Target(folder / f"source/labs/{SLUG}.py", folder, True)
         self.folder = folder / "my class"
-        self.wanted = forty_four.hand_in(
-            self.folder, SLUG, build.plan(exercise), MODELS, build.ROOT
-        )
+        blank = test_grade.blank(folder)
+        self.wanted = forty_four.hand_in(self.folder, SLUG, blank, MODELS, build.ROOT)
         before = os.umask(0)
         try:
             self.status = grade.main([str(self.folder), "--root", str(folder), "--only", "3"])
@@ -133,33 +131,29 @@ LINK = 0o120777 << 16
 
 def test_no_file_of_a_zip_lies_elsewhere_and_none_becomes_a_link(tmp_path):
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
-        for name in ("../x", "/y", "a/../../z", "a\\..\\x", "C:/x", "a/./w", "link", "__MACOSX/x"):
-            entry = zipfile.ZipInfo()
-            entry.filename, entry.external_attr = name, LINK * (name == "link")
+        for name in ("../x", "/y", "a/../../z", "link"):
+            entry = zipfile.ZipInfo(name)
+            entry.external_attr = LINK * (name == "link")
             archive.writestr(entry, "/etc/passwd")
-    assert unpack.unpack(tmp_path / "a.zip", tmp_path / "to/here") == "unpacked"
-    there = [path for path in tmp_path.rglob("*") if not path.is_dir()]
-    assert all(path.read_text() == "/etc/passwd" for path in there[1:])
     here = tmp_path / "to/here"
-    assert {path.relative_to(here).as_posix() for path in there[1:]} == {
-        "x", "y", "a/z", "a\\..\\x", "C:/x", "a/w", "link"
-    }  # fmt: skip
+    assert unpack.unpack(tmp_path / "a.zip", here) == "unpacked"
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert {*files} == {tmp_path / "a.zip", here / "x", here / "y", here / "a/z", here / "link"}
+    assert not (here / "link").is_symlink()
 
 
-@pytest.mark.parametrize("kind", ["bomb", "no zip", "lies", "link"])
+@pytest.mark.parametrize("kind", ["bomb", "no zip", "link"])
 def test_a_zip_that_is_none_or_too_large_is_refused_in_a_sentence(tmp_path, kind):
     path = tmp_path / "a.zip"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("zeros", bytes(1 << 20))
     if kind == "no zip":
         path.write_text("PK")
-    if kind == "lies":  # the size in the directory is not that of the file
-        path.write_bytes(path.read_bytes().replace((1 << 20).to_bytes(4, "little"), b"\1\0\0\0"))
     if kind == "link":
         path.rename(tmp_path / "b.zip")
         path.symlink_to(tmp_path / "b.zip")
     assert unpack.unpack(path, tmp_path / "to", 1 << 19).startswith("refused: ")
-    assert not list(tmp_path.glob("to/*")) or (tmp_path / "to/zeros").stat().st_size <= 1
+    assert not list(tmp_path.glob("to/*"))
 
 
 def test_a_zip_is_unpacked_once_and_again_where_it_is_newer(tmp_path):

@@ -1,6 +1,5 @@
 """Real nbgrader on real submissions: cheats first, then wrong, blank and right answers."""
 
-import ast
 import contextlib
 import csv
 import json
@@ -30,14 +29,15 @@ LAB = "02_process_groups"
 TEACHING = (labs.ROOT / "teaching/README.md").read_text()
 COMMANDS = re.findall(r"^    nbgrader (.*)$", TEACHING, re.M)  # what a teacher types
 WRONG = {
-    "mean_of_all": "the_sum",  # as it is handed out
-    "rank_of": "by_the_first_node",
-    "place_of": "place_from_a_list",  # the one that is right
-    "meet": "ranks_added_instead",
-    "grid_sums": "columns_first",
+    "mean_of_all": "def mean_of_all(tensor):\n    dist.all_reduce(tensor)\n    return tensor",
+    "rank_of": "def rank_of(node, local_rank, processes):\n"
+    "    return node * processes[0] + local_rank",
+    "meet": "def meet(place, number):\n    return number",
+    "grid_sums": "def grid_sums(tensor, columns):\n    return tensor, tensor",
 }
-ALL = dict.fromkeys(WRONG, 1) | dict.fromkeys(cheats.CHEATS, 2)
-TWO = (*WRONG, *list(cheats.CHEATS)[:2])  # what the lab itself asks for, and two of two points
+EXERCISES = *WRONG, "place_of"
+ALL = dict.fromkeys(EXERCISES, 1) | dict.fromkeys(cheats.CHEATS, 2)
+TWO = (*EXERCISES, *list(cheats.CHEATS)[:2])  # what the lab itself asks for, and two of two points
 
 
 class Course:
@@ -109,23 +109,6 @@ class Course:
         return "\n".join(o.get("evalue") or o.data["text/plain"] for o in outputs)
 
 
-def function_of(file: Path, name: str) -> str:
-    """A function of a file, those that it uses, and what the file imports but the tests' helpers.
-
-    No others: every rank compiles all of an answer's text.
-    """
-    body = ast.parse(file.read_text()).body
-    there = {node.name: node for node in body if isinstance(node, ast.FunctionDef)}
-    wanted, uses = [], [name]
-    while uses:
-        if node := there.pop(uses.pop(), None):
-            wanted.insert(0, node)
-            uses += [used.id for used in ast.walk(node) if isinstance(used, ast.Name)]
-    imports = (node for node in body if isinstance(node, ast.Import | ast.ImportFrom))
-    texts = map(ast.unparse, [*imports, *wanted])
-    return "\n".join(text for text in texts if text != "import labs")
-
-
 @pytest.fixture(scope="module", autouse=True)
 def nbgrader():
     """Loaded when these tests begin, so that where others run forks are not of it as well."""
@@ -139,11 +122,10 @@ def nbgrader():
 
 @pytest.fixture(scope="module")
 def course(tmp_path_factory) -> Course:
-    """Everything is handed in, graded and exported once; wrong answers have the cheats' help."""
+    """Everything is handed in, graded and exported once; other answers have the cheats' help."""
     made = Course(tmp_path_factory.mktemp("g"))
-    file = labs.ROOT / f"tests/labs/wrong/{LAB}.py"
-    wrong = {name: f"{function_of(file, fn)}\n{name} = {fn}" for name, fn in WRONG.items()}
-    folder = made.hand_in("cheat", cheats.CHEATS | wrong, cheats.edit)
+    others = WRONG | {"place_of": made.models()["place_of"]}
+    folder = made.hand_in("cheat", cheats.CHEATS | others, cheats.edit)
     (folder / "course_utils.py").write_text("check = lambda *args, **options: None")
     made.hand_in("killer", made.models() | {"place_of": cheats.KILLER})
     made.hand_in("right", made.models())
