@@ -20,7 +20,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
@@ -284,21 +283,12 @@ def grade_folder(folder: Path, args: argparse.Namespace) -> int:
     undone = grade_all(wanted, labs, graded, bool(args.who), args.jobs)
     export.write(graded, rows, marks, learners.all(), possible)
     print(f"{graded}: grades.csv, submissions.csv, statistics.csv")
-    look_at(rows)
-    if undone:
-        print(UNDONE.format(", ".join(undone)), file=sys.stderr)
-    return 1 if undone else 0
-
-
-def look_at(rows: list[submissions.Row]) -> None:
-    """Tell a teacher what is not graded, and how much is missing or ignored."""
-    counted = Counter(row.what for row in rows)
     for row in rows:
         if row.what == submissions.NOT_GRADED:
             print(f"{row.student}: {row.file} is NOT GRADED: {row.why}", file=sys.stderr)
-    for what in (submissions.IGNORED, submissions.MISSING):
-        if counted[what]:
-            print(f"{counted[what]} {what}: submissions.csv says which and why", file=sys.stderr)
+    if undone:
+        print(UNDONE.format(", ".join(undone)), file=sys.stderr)
+    return 1 if undone else 0
 
 
 if __name__ == "__main__":

@@ -38,7 +38,8 @@ from course_tools.grading.answers_as_text import require
 
 require({more})
 ### END HIDDEN TESTS"""
-# What learners need of the course; notebooks/ has the answers to no graded exercise.
+# What learners need of the course; notebooks/ has the answers to no graded exercise. Of the tests
+# those of the library, with their helpers: `make quick` says whether it works here.
 LEARNERS = (
     "course_utils", "course_material", "course_checks", "course_cluster", "course_challenge",
     "course_lessons", "course_lint", "course_museum", "course_testing", "course_tools",
@@ -47,14 +48,15 @@ LEARNERS = (
     "pyproject.toml", "constraints.txt",
     "environment.yml", ".gitignore", "source/articles.toml", "source/devices.toml", "source/zh",
     "source/pictures",
+    "tests/devices", "tests/hang", "tests/launcher", "tests/network", "tests/pictures",
+    "tests/record", "tests/root", "tests/conftest.py", "tests/helpers/startup",
+    "tests/helpers/census.py", "tests/helpers/circles.py", "tests/helpers/deadline.py",
+    "tests/helpers/faults.py", "tests/helpers/faults_around.py", "tests/helpers/faults_kernel.py",
+    "tests/helpers/forks.py", "tests/helpers/hangs.py", "tests/helpers/kernels.py",
+    "tests/helpers/leavings.py", "tests/helpers/mnist_files.py", "tests/helpers/queues.py",
+    "tests/helpers/pretended_driver.c", "tests/helpers/recordings.py", "tests/helpers/spent.py",
+    "tests/helpers/stalls.py", "tests/helpers/warm_kernels.py",
 )  # fmt: skip
-# Of the tests those of the library, with their helpers: `make quick` says whether it works here.
-TESTS = ("devices", "hang", "launcher", "network", "pictures", "record", "root", "conftest.py")
-HELPERS = (
-    "census", "circles", "deadline", "faults", "faults_around", "faults_kernel", "forks", "hangs",
-    "kernels", "leavings", "mnist_files", "queues", "recordings", "spent", "stalls", "warm_kernels",
-)  # fmt: skip
-MORE_HELPERS = "pretended_driver.c", "startup"
 # What documents, English and Chinese, say of files and commands that learners do not have.
 FOR_TEACHERS = re.compile(
     r"make (test|gpu)\b|in `solutions/`|\]\((\.\./)*(teaching|docs|articles|CONTRIBUTING|CHANGELOG)"
@@ -62,7 +64,6 @@ FOR_TEACHERS = re.compile(
 # A row of a table, an item, a line of code, or a sentence.
 PIECE = re.compile(r"^(?:\||- | {4})[^\n]*\n|[^\n]\S*.*?(?:\.(?=\s)|。|(?=\n\n|\Z))", re.M | re.S)
 LEFT = "__pycache__", ".ipynb_checkpoints", "zh"  # what is built in Chinese is built anew
-AFTERWARDS = "teaching/README.md says what to do there"
 CONFIG = """\
 # Written by course_tools.grading.handout. Add what else nbgrader shall know below.
 import pathlib
@@ -137,11 +138,11 @@ def _metadata(grade_id: str, solution: bool = False, points: int | None = None) 
 
 def _numbers(kind: str, tags: list[str]) -> list[int]:
     """Those of the tag `kind-1-2-3`."""
-    numbers = []
     for tag in tags:
-        if re.fullmatch(rf"{kind}(-\d+)+", tag):
-            numbers += [int(number) for number in tag.split("-")[1:]]
-    return numbers
+        name, *numbers = tag.split("-")
+        if name == kind:
+            return [int(number) for number in numbers]
+    return []
 
 
 def labs_of(root: Path, names: Sequence[str] = ()) -> list[build.Target]:
@@ -194,14 +195,11 @@ def private(folder: Path) -> Iterator[None]:
         os.umask(before)
 
 
-def withheld(root: Path, folder: Path) -> list[str]:
-    """Copy what learners need of the course, and no solutions; returns what it is."""
-    names = [*LEARNERS, *(f"tests/{name}" for name in TESTS)]
-    names += [f"tests/helpers/{name}.py" for name in HELPERS]
-    names += [f"tests/helpers/{name}" for name in MORE_HELPERS]
+def withheld(root: Path, folder: Path) -> None:
+    """Copy what learners need of the course, and no solutions."""
     if folder.exists():
         raise BuildError(f"{folder} is there already: name a folder that is not")
-    for name in names:
+    for name in LEARNERS:
         path, copy = root / name, folder / name
         copy.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():
@@ -215,7 +213,6 @@ def withheld(root: Path, folder: Path) -> list[str]:
     for path in (folder, *folder.rglob("*")):  # others are to read it, whatever the umask is
         runs = path.is_dir() or path.stat().st_mode & 0o100
         path.chmod(0o755 if runs else 0o644)
-    return ["the course without its solutions"]
 
 
 def _for_learners(piece: re.Match[str]) -> str:
@@ -233,15 +230,15 @@ def main(argv: list[str] | None = None) -> int:
     to, root = args.to.expanduser().resolve(), args.root.resolve()
     try:
         if args.repository:
-            labs = withheld(root, to)
+            withheld(root, to)
+            print(f"{args.to}: the course without its solutions; learners run `make lab` there.")
         else:
             with private(to):
                 labs = hand_out(to, args.names, root)
+            print(f"{args.to}: {', '.join(labs)}; teaching/README.md says what to do there.")
     except (BuildError, OSError) as error:
         print(f"nothing handed out: {error}", file=sys.stderr)
         return 1
-    then = "learners run `make lab` there" if args.repository else AFTERWARDS
-    print(f"{args.to}: {', '.join(labs)}; {then}.")
     return 0
 
 

@@ -55,12 +55,12 @@ def whose(name: str) -> str | None:
 def unpack_all(submitted: Path) -> dict[Path, str]:
     """Unpack a class's zips into submitted/, others beside themselves; what became of each."""
     done: dict[Path, str] = {}
-    for path in sorted(submitted.glob("*.zip")):
-        if not whose(path.stem):
-            done[path] = unpack.unpack(path, submitted, unpack.MOST_BYTES_OF_ALL)
-    for path in sorted(submitted.rglob("*.zip")):
-        if path not in done:
-            done[path] = unpack.unpack(path, path.with_suffix(""))
+    for pattern in ("*.zip", "**/*.zip"):  # that of a class may hold others
+        for path in sorted(submitted.glob(pattern)):
+            is_of_class = path.parent == submitted and not whose(path.stem)
+            into = submitted if is_of_class else path.with_suffix("")
+            if path not in done:
+                done[path] = unpack.unpack(path, into)
     return done
 
 

@@ -10,8 +10,7 @@ import zipfile
 import zlib
 from pathlib import Path
 
-MOST_BYTES = 200 << 20  # of a learner's zip, unpacked
-MOST_BYTES_OF_ALL = 4 << 30  # of the zip of a class
+MOST_BYTES = 4 << 30  # unpacked
 FAULTS = (zipfile.BadZipFile, zlib.error, OSError, EOFError, RuntimeError)
 
 
