@@ -34,11 +34,11 @@ def write(
         possible: By lab and exercise, the most points.
     """
     results = {}
-    for path in sorted(folder.glob("*/[0-9]*.json")):
-        results[path.parent.name, path.stem] = json.loads(path.read_text(encoding="utf-8"))
     points: dict[tuple[str, str], dict[str, float]] = {}  # by learner and lab
-    for student_and_lab, result in results.items():
-        points[student_and_lab] = dict(result["points"])
+    for path in sorted(folder.glob("*/[0-9]*.json")):
+        student_and_lab = path.parent.name, path.stem
+        results[student_and_lab] = json.loads(path.read_text(encoding="utf-8"))
+        points[student_and_lab] = dict(results[student_and_lab]["points"])
     texts: dict[str, str] = defaultdict(str)  # by learner
     for mark in marks:
         points.setdefault((mark.student, mark.lab), {})[mark.exercise] = mark.points

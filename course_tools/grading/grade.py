@@ -29,7 +29,6 @@ from course_tools import PACKAGES
 from course_tools.grading import class_files, export, handout, learner_cells, sandbox, submissions
 from course_tools.grading.learner_cells import BY_HAND, LabCell
 from course_tools.grading.submissions import Copy
-from course_tools.learner.copies import MY_MAP
 from course_tools.notebooks import build
 from course_tools.notebooks.cells import BuildError, read_percent
 
@@ -264,9 +263,8 @@ def grade_folder(folder: Path, args: argparse.Namespace) -> int:
     chosen = [target.built.stem for target in handout.labs_of(root, args.only)]
     labs = {target.built.stem: lab(target) for target in handout.labs_of(root)}
     learners = class_files.read_class(folder / "class.txt")
-    known = {path.name for path in (root / "notebooks").rglob("*")} | {MY_MAP}
     cells = {slug: of_slug.cells for slug, of_slug in labs.items()}
-    rows, copies = submissions.collect(folder / "submitted", learners, cells, known)
+    rows, copies = submissions.collect(folder / "submitted", learners, cells)
     possible = {slug: of_slug.points | of_slug.by_hand for slug, of_slug in labs.items()}
     marks = class_files.read_marks(folder / "marks.csv", learners, possible)
     wanted = []

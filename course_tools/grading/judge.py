@@ -63,7 +63,7 @@ def serve(contained: bool) -> None:
         limits = sandbox.Limits(**request["limits"])
         judging = functools.partial(judge_inside, job, verdicts, contained)
         if contained:
-            keeper = sandbox.fork_inside(judging, readable, request["slot"], limits, WITHHELD)
+            keeper = sandbox.fork_inside(judging, readable, WITHHELD, limits, request["slot"])
         else:
             keeper = sandbox.bare(judging, limits)
         end = watched(keeper, verdicts, limits)

@@ -59,9 +59,9 @@ class Limits(NamedTuple):
 def fork_inside(
     job: Callable[[], None],
     readable: Iterable[Path],
+    withheld: Iterable[Path],
+    limits: Limits,
     slot: int = 0,
-    limits: Limits | None = None,
-    withheld: Iterable[Path] = (),
     complaints: int = 2,
 ) -> int:
     """Fork a process that calls `job` inside and ends; returns the number of its keeper.
@@ -70,9 +70,9 @@ def fork_inside(
         job: What to do. Descriptors that are open here are open there.
         readable: Files and folders that it can read, under their own paths; all others are not
             there, except the system's programs and libraries.
-        slot: Sandboxes that run at the same time have different ones.
-        limits: What those inside may use.
         withheld: Folders below readable ones, which are empty inside.
+        limits: What those inside may use.
+        slot: Sandboxes that run at the same time have different ones.
         complaints: The descriptor to which is written why there can be no sandbox.
 
     Kill the keeper, and everything inside is gone. It ends with 0 when `job` has returned.
@@ -94,10 +94,10 @@ def fork_inside(
         # What it must not see or do is gone from here on. Without this mask whoever is nobody
         # inside could not enter the folders that are made here.
         os.umask(0o022)
-        _rooms([*readable], [*withheld], limits or Limits())
+        _rooms(readable, withheld, limits)
         _loopback()
         _leave_rights(0 if uid else NOBODY + slot)
-        _limit(limits or Limits())
+        _limit(limits)
         job()
 
     return _forked(inside, complaints)
@@ -140,7 +140,7 @@ def refused() -> str:
     if sys.platform != "linux":
         return "only Linux has namespaces"
     with tempfile.TemporaryFile() as complaints:
-        keeper = fork_inside(lambda: None, [], complaints=complaints.fileno())
+        keeper = fork_inside(lambda: None, [], [], Limits(), complaints=complaints.fileno())
         _, status = os.waitpid(keeper, 0)
         complaints.seek(0)
         reason = complaints.read().decode()
@@ -193,7 +193,7 @@ def _read_only(path: str, below: bool = True) -> None:
         raise NoSandbox(f"{path} cannot be made read-only: {os.strerror(ctypes.get_errno())}")
 
 
-def _rooms(readable: list[Path], withheld: list[Path], limits: Limits) -> None:
+def _rooms(readable: Iterable[Path], withheld: Iterable[Path], limits: Limits) -> None:
     """A root folder of its own, with what is readable, a temporary folder, and nothing else."""
     shown = [path for path in [*map(Path, SYSTEM), *readable] if path.exists()]
     sources = {path: path.resolve() for path in shown}

@@ -7,7 +7,7 @@ zip, or what was in it. Every file gets a row, and everybody of whom there is no
 import re
 import time
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -64,16 +64,13 @@ def unpack_all(submitted: Path) -> dict[Path, str]:
     return done
 
 
-def collect(
-    submitted: Path, learners: Learners, labs: Labs, known: Collection[str]
-) -> tuple[list[Row], list[Copy]]:
+def collect(submitted: Path, learners: Learners, labs: Labs) -> tuple[list[Row], list[Copy]]:
     """A row for each file, and the copies that count.
 
     Args:
         submitted: The folder.
         learners: Those of the list of names; whoever else has handed in is added.
         labs: All that a notebook may be a copy of.
-        known: Names of files that the course itself lays out for learners.
     """
     became_of_zips = unpack_all(submitted)
     rows = []
@@ -88,7 +85,7 @@ def collect(
             why = became_of_zips[path]
         elif not student:
             why = "nobody's: put it into submitted/NAME/"
-        elif path.name in known or path.name.startswith(("lesson_", "challenge")):
+        elif path.name.startswith(("lesson_", "challenge")):
             why = "the course's own"
         elif "/." in f"/{file}":
             why = "hidden"

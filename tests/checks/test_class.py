@@ -1,6 +1,5 @@
 """A class hands in: everybody has a row, the right file counts, and only the teacher sees it."""
 
-import csv
 import os
 import zipfile
 from pathlib import Path
@@ -21,11 +20,6 @@ SLUG = test_grade.SLUG
 MODELS = {name: hostile.RIGHT.replace("NAME", name).strip() for name in ("a", "b")}
 
 
-def table(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
 class Graded:
     """Forty-four submissions, graded in one go by somebody who lets everybody read all files."""
 
@@ -40,11 +34,11 @@ class Graded:
             self.umask = os.umask(0)
         finally:
             os.umask(before)
-        self.rows = table(self.folder / "graded/submissions.csv")
+        self.rows = test_grade.table(self.folder / "graded/submissions.csv")
 
     def found(self) -> dict[str, float | str]:
         """By learner, the share of exercises that are right, or what became of the submission."""
-        grades = table(self.folder / "graded/grades.csv")
+        grades = test_grade.table(self.folder / "graded/grades.csv")
         found = {row["student"]: row["what"] for row in self.rows if row["lab"]}
         for line in grades:
             if line["03 total"]:
@@ -98,7 +92,7 @@ def submitted(folder: Path, *files: str) -> list[submissions.Row]:
         path.write_text(nbformat.writes(NOTEBOOK))
         os.utime(path, (number, number))
     learners = class_files.Learners()
-    rows, _ = submissions.collect(folder, learners, {"02_groups": [ANSWER, CHECK]}, ["train.py"])
+    rows, _ = submissions.collect(folder, learners, {"02_groups": [ANSWER, CHECK]})
     return rows
 
 
@@ -121,8 +115,9 @@ def test_the_newest_counts_by_its_own_record_and_then_by_its_time(tmp_path, newe
 
 def test_what_the_course_lays_out_is_no_submission_and_what_is_nobodys_is_said(tmp_path):
     files = "ada/lesson_02_groups.ipynb", "ada/challenge.ipynb", "ada/a/train.py", "loose.ipynb"
-    *rows_of_ada, loose = sorted(submitted(tmp_path, *files), key=lambda row: row.file)
-    assert {row.why for row in rows_of_ada} == {"the course's own"}
+    script, challenge, lesson, loose = sorted(submitted(tmp_path, *files), key=lambda row: row.file)
+    assert script.why == "a .py is no notebook: ask for the .ipynb file"
+    assert {challenge.why, lesson.why} == {"the course's own"}
     assert "put it into submitted/NAME/" in loose.why
 
 

@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from unittest import mock
 
@@ -25,7 +24,6 @@ from course_tools.grading import grade, sandbox
 from course_tools.grading.learner_cells import LabCell
 from course_tools.grading.submissions import NOT_GRADED
 from course_tools.notebooks import build
-from course_utils.launcher.deadlines import Deadline
 
 SLUG = "03_hostile"
 pytestmark = pytest.mark.slow
@@ -83,21 +81,11 @@ class Attacked:
         self.course = (labs.ROOT / "course_utils/__init__.py").read_bytes()
         (temporary := folder / "t").mkdir()
         self.temporary = temporary
-        begun = time.monotonic()
         own = {"TEACHERS": "teachers-token", "TMPDIR": str(temporary)}
         own["PATH"] = f"{os.environ['PATH']}:{temporary}"  # which even those inside are given
-        grading = subprocess.Popen(
-            [sys.executable, "-m", "course_tools.grading.grade", self.folder, "--root", folder,
-             "--who", "mallory"],
-            cwd=labs.ROOT, env=os.environ | own,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )  # fmt: skip
-        self.most = 0  # processes at a time
-        deadline = Deadline(300.0)
-        while grading.poll() is None and not deadline.is_over():
-            self.most = max(self.most, len(of(temporary)))
-            time.sleep(0.5)
-        print(f"{time.monotonic() - begun:.0f} s", grading.communicate(timeout=1)[0])
+        command = [sys.executable, "-m", "course_tools.grading.grade", self.folder]
+        command += ["--root", folder, "--who", "mallory"]
+        subprocess.run(command, cwd=labs.ROOT, env=os.environ | own, timeout=300)
         kept = self.folder / f"graded/mallory/{SLUG}.json"
         self.found = json.loads(kept.read_text())
         self.points = self.found["points"]
@@ -137,7 +125,6 @@ def test_nobody_outside_was_harmed(attacked):
 
 @contained
 def test_attacks_leave_no_process_and_no_file_behind(attacked):
-    assert attacked.most > 4  # the tool, the judge, the keeper, the first inside, and ranks
     assert of(attacked.temporary) == set()
     assert list(attacked.temporary.iterdir()) == []
 
@@ -239,19 +226,20 @@ def term(tmp_path_factory) -> Path:
     return root
 
 
-def table(path: Path) -> list[list[str]]:
-    with path.open(newline="") as file:
-        return list(csv.reader(file))
+def table(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
 
 
 def totals(term: Path) -> dict[str, str]:
-    return {line[0]: line[-1] for line in table(term / "graded/grades.csv")[1:]}
+    return {line["student"]: line["03 total"] for line in table(term / "graded/grades.csv")}
 
 
 def test_each_exercise_and_each_conclusion_has_a_column(term):
     """Whoever has handed in nothing that can be read has no points, and no zero."""
-    assert table(term / "graded/grades.csv") == [
-        ["student", "03 a", "03 b", "03 conclusion", "03 total"],
+    lines = table(term / "graded/grades.csv")
+    assert [*lines[0]] == ["student", "03 a", "03 b", "03 conclusion", "03 total"]
+    assert [[*line.values()] for line in lines] == [
         ["ada", "2", "2", "", "4"],
         ["bob", "0", "0", "", "0"],
         ["eve", "0", "2", "", "2"],
@@ -260,11 +248,11 @@ def test_each_exercise_and_each_conclusion_has_a_column(term):
 
 
 def test_for_each_exercise_the_teacher_sees_who_failed_and_what_most_were_told(term):
-    _, a, b = table(term / "graded/statistics.csv")
-    assert a[:5] == ["03", "a", "3", "1", "bob; eve"]
-    assert b[:5] == ["03", "b", "3", "2", "bob"]
-    assert a[5].split("; ")[0].startswith("1 x ")
-    assert "not attempted" in a[5]
+    a, b = table(term / "graded/statistics.csv")
+    assert [*a.values()][:5] == ["03", "a", "3", "1", "bob; eve"]
+    assert [*b.values()][:5] == ["03", "b", "3", "2", "bob"]
+    assert a["messages"].startswith("1 x ")
+    assert "not attempted" in a["messages"]
 
 
 def test_the_learner_can_be_told_what_was_wrong(term):

@@ -253,22 +253,6 @@ def test_what_is_no_plain_file_is_refused(lab, tmp_path, make):
         written(path, lab)
 
 
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "latin-1"])
-def test_a_notebook_may_be_saved_in_any_encoding(lab, tmp_path, encoding):
-    text = "def timed(tensor):\n    return 'é'"
-    notebook = {"cells": [cell(text)], "metadata": {}, "nbformat": 4}
-    (path := tmp_path / "x.ipynb").write_bytes(
-        json.dumps(notebook, ensure_ascii=False).encode(encoding)
-    )
-    assert written(path, lab).answers == {"answer-timed": text}
-
-
-def test_a_notebook_of_the_third_format_is_read(lab, tmp_path):
-    own = {"cell_type": "code", "outputs": [], "input": ["def timed(tensor):\n", "    return 3"]}
-    path = put(tmp_path / "x.ipynb", {"worksheets": [{"cells": [own]}], "nbformat": 3})
-    assert written(path, lab).answers == {"answer-timed": "def timed(tensor):\n    return 3"}
-
-
 @pytest.mark.parametrize("slug", labs.SLUGS)
 def test_the_answers_of_every_lab_are_found_without_ids(slug, tmp_path):
     (target,) = handout.labs_of(labs.ROOT, [slug])
