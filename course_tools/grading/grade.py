@@ -41,10 +41,6 @@ SENTENCE = """\
 This system lets nobody make a sandbox ({}). So answers run as you, on your machine: with limits on
 memory and time, but they could reach your files and the network. Grade what you would run yourself.
 """
-UNDONE = """\
-Not graded: {}. The process that judges failed meanwhile; what it said stands above. Run the same
-command again.
-"""
 
 
 class Lab(NamedTuple):
@@ -74,10 +70,6 @@ def lab(target: build.Target) -> Lab:
     return lab
 
 
-class JudgeFailed(RuntimeError):
-    """The judge's own process has failed, which is no word about a submission."""
-
-
 class Judge:
     """The server of `judge`, and how to ask it."""
 
@@ -105,25 +97,30 @@ class Judge:
         )  # fmt: skip
 
     def run(self, cells: list[LabCell], **limits: Any) -> tuple[str, list[dict[str, Any]]]:
-        """How it ended, and the verdicts; limits are those of `sandbox.Limits`."""
-        with tempfile.TemporaryDirectory() as folder:
-            job, verdicts = Path(folder, "job"), Path(folder, "verdicts")
-            job.write_text(json.dumps(cells))
-            verdicts.touch()
-            request = {
-                "job": str(job),
-                "verdicts": str(verdicts),
-                "slot": self.slot,
-                "limits": limits,
-            }
-            with contextlib.suppress(BrokenPipeError):  # then nothing comes back
-                print(json.dumps(request), file=self.process.stdin, flush=True)
-            end = self.process.stdout.readline().strip()
-            if not end:
+        """How it ended, and the verdicts; limits are those of `sandbox.Limits`.
+
+        Raises:
+            ChildProcessError: The server itself has failed, twice.
+        """
+        for _attempt in (1, 2):
+            with tempfile.TemporaryDirectory() as folder:
+                job, verdicts = Path(folder, "job"), Path(folder, "verdicts")
+                job.write_text(json.dumps(cells))
+                verdicts.touch()
+                request = {
+                    "job": str(job),
+                    "verdicts": str(verdicts),
+                    "slot": self.slot,
+                    "limits": limits,
+                }
+                with contextlib.suppress(BrokenPipeError):  # then nothing comes back
+                    print(json.dumps(request), file=self.process.stdin, flush=True)
+                end = self.process.stdout.readline().strip()
+                if end:
+                    return end, [json.loads(line) for line in verdicts.read_text().splitlines()]
                 self.close()
                 self.start()
-                raise JudgeFailed
-            return end, [json.loads(line) for line in verdicts.read_text().splitlines()]
+        raise ChildProcessError("the process that judges has failed; what it said stands above")
 
     def close(self) -> None:
         """End the server."""
@@ -198,8 +195,8 @@ def grade(judge: Judge, lab: Lab, copy: Copy, graded: Path, again: bool) -> str:
 
 def grade_all(
     copies: list[Copy], labs: dict[str, Lab], graded: Path, again: bool, jobs: int
-) -> list[str]:
-    """Grade side by side, and say how it went; returns what could not be graded."""
+) -> None:
+    """Grade side by side, and say how it went."""
     why = sandbox.refused()
     if why:
         print(SENTENCE.format(why), file=sys.stderr)
@@ -208,31 +205,26 @@ def grade_all(
     jobs = min(jobs, len(copies))
     for slot in range(jobs):
         judges.put(Judge(not why, slot))
-    lines = []
-    undone = []
 
-    def grade_one(copy: Copy) -> None:
+    def grade_one(copy: Copy) -> bool:
+        """Whether it was new."""
         judge = judges.get()
         try:
             line = grade(judge, labs[copy.lab], copy, graded, again)
-        except JudgeFailed:  # the others are graded all the same
-            undone.append(f"{copy.student} {copy.lab}")
-            return
         finally:
             judges.put(judge)
         if line:
-            lines.append(line)
             print(line, flush=True)
+        return bool(line)
 
     try:
         with ThreadPoolExecutor(jobs) as pool:
-            list(pool.map(grade_one, copies))
+            new = sum(pool.map(grade_one, copies))
     finally:
         for _ in range(jobs):
             judges.get().close()
     seconds = time.monotonic() - begun
-    print(f"{len(lines)} of {len(copies)} graded in {seconds:.0f} s; the rest is as it was.")
-    return undone
+    print(f"{new} of {len(copies)} graded in {seconds:.0f} s; the rest is as it was.")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -247,14 +239,15 @@ def main(argv: list[str] | None = None) -> int:
     folder = args.folder.expanduser().resolve()
     try:
         with handout.private(folder):
-            return grade_folder(folder, args)
+            grade_folder(folder, args)
     except (BuildError, OSError) as error:
-        print(f"nothing graded: {error}", file=sys.stderr)
+        print(f"not graded: {error}", file=sys.stderr)
         return 1
+    return 0
 
 
-def grade_folder(folder: Path, args: argparse.Namespace) -> int:
-    """Do what the command line asks; returns the exit status.
+def grade_folder(folder: Path, args: argparse.Namespace) -> None:
+    """Do what the command line asks.
 
     Raises:
         BuildError: Something is wrong with the folder; nothing has been graded.
@@ -278,15 +271,12 @@ def grade_folder(folder: Path, args: argparse.Namespace) -> int:
     begun_labs = {row.lab for row in rows if row.lab}
     rows += submissions.missing(rows, learners, chosen if args.only else sorted(begun_labs))
     graded = folder / "graded"
-    undone = grade_all(wanted, labs, graded, bool(args.who), args.jobs)
+    grade_all(wanted, labs, graded, bool(args.who), args.jobs)
     export.write(graded, rows, marks, learners.all(), possible)
     print(f"{graded}: grades.csv, submissions.csv, statistics.csv")
     for row in rows:
         if row.what == submissions.NOT_GRADED:
             print(f"{row.student}: {row.file} is NOT GRADED: {row.why}", file=sys.stderr)
-    if undone:
-        print(UNDONE.format(", ".join(undone)), file=sys.stderr)
-    return 1 if undone else 0
 
 
 if __name__ == "__main__":

@@ -183,7 +183,7 @@ def test_a_list_of_names_that_cannot_be_understood_is_refused_before_anything_is
     (tmp_path / "class.txt").write_bytes(data)
     (tmp_path / "submitted/ada").mkdir(parents=True)
     assert grade.main([str(tmp_path)]) == 1
-    assert f"nothing graded: {why}" in capsys.readouterr().err
+    assert f"not graded: {why}" in capsys.readouterr().err
     assert not (tmp_path / "graded").exists()
 
 
