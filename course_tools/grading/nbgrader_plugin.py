@@ -85,19 +85,16 @@ def compose(notebook: NotebookNode, learners: NotebookNode) -> NotebookNode:
 
 
 def shown(cell: NotebookNode, ran: NotebookNode | None) -> list[NotebookNode]:
-    """Return a cell's outputs. To nbgrader no output is full marks, and a warning is none."""
+    """Return a cell's outputs. To nbgrader no output is full marks, a result or warning is not."""
     outputs = []
+    has_come_to_its_end = False
     for output in ran.outputs if ran else ():
-        if output.output_type == "stream":
-            output.name = "stdout"
-        if output.output_type == "execute_result":
-            output = nbformat.v4.new_output("display_data", output.data, metadata=output.metadata)
-        outputs.append(output)
-    graded = cell.metadata.get("nbgrader", {}).get("grade")
-    if graded and not any(o.get("metadata") == PROOF or o.output_type == "error" for o in outputs):
-        outputs.append(
-            nbformat.v4.new_output("error", ename="NoPoints", evalue=UNDONE, traceback=[])
-        )
+        if output.output_type in ("display_data", "error"):
+            outputs.append(output)
+            has_come_to_its_end |= output.output_type == "error" or output.metadata == PROOF
+    if cell.metadata.get("nbgrader", {}).get("grade") and not has_come_to_its_end:
+        error = nbformat.v4.new_output("error", ename="NoPoints", evalue=UNDONE, traceback=[])
+        outputs.append(error)
     return outputs
 
 
