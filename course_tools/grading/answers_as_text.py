@@ -200,9 +200,9 @@ def bound(text: str) -> tuple[list[str], list[str]]:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             functions.append(node.name)
         elif isinstance(node, ast.Assign):
-            for target in node.targets:  # such as x, and x, (y, z)
-                names = [part for part in ast.walk(target) if isinstance(part, ast.Name)]
-                values += [name.id for name in names]
+            for part in ast.walk(node):  # such as x, and x, (y, z)
+                if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store):
+                    values.append(part.id)
     return functions, values
 
 

@@ -186,28 +186,26 @@ def remove(paths: set[Path]) -> None:
 def watched(keeper: int, verdicts: int, limits: sandbox.Limits) -> str:
     """Wait for the end of a sandbox, or bring it about; returns how it ended."""
     judge_bytes = psutil.Process().memory_info().rss
-    written = -1
+    said_bytes = -1
     last_word = time.monotonic()
-    while True:
+    end = ""
+    while not end:
         pid, status = os.waitpid(keeper, os.WNOHANG)
         if pid:
             return "died" if status else "done"
         size = os.fstat(verdicts).st_size
-        if size != written:
-            written = size
+        if size != said_bytes:
+            said_bytes = size
             last_word = time.monotonic()
         if sandbox.used(keeper, judge_bytes) > limits.all_bytes:
-            return stopped(keeper, "memory")
-        if time.monotonic() - last_word > limits.cell_s:
-            return stopped(keeper, "time")
-        time.sleep(LOOK_S)
-
-
-def stopped(keeper: int, why: str) -> str:
-    """End a sandbox, and return why."""
+            end = "memory"
+        elif time.monotonic() - last_word > limits.cell_s:
+            end = "time"
+        else:
+            time.sleep(LOOK_S)
     os.kill(keeper, signal.SIGKILL)
     os.waitpid(keeper, 0)
-    return why
+    return end
 
 
 if __name__ == "__main__":

@@ -81,6 +81,7 @@ def collect(submitted: Path, learners: Learners, labs: Labs) -> tuple[list[Row],
             continue
         file = path.relative_to(submitted).as_posix()
         lab = ""
+        what = IGNORED
         if path in became_of_zips:
             why = became_of_zips[path]
         elif not student:
@@ -96,11 +97,10 @@ def collect(submitted: Path, learners: Learners, labs: Labs) -> tuple[list[Row],
                 continue
             except ValueError as error:
                 lab = _named_lab(path, labs)
+                if lab:
+                    what = NOT_GRADED
                 why = str(error)
-        rows.append(Row(student, lab, file, IGNORED, why))
-    for index, row in enumerate(rows):
-        if row.lab and (row.student, row.lab) not in copies:  # its learner has no other
-            rows[index] = row._replace(what=NOT_GRADED)
+        rows.append(Row(student, lab, file, what, why))
     for of_lab in copies.values():
         rows += _rows_of_copies(sorted(of_lab))
     return sorted(rows), [max(of_lab) for of_lab in copies.values()]
