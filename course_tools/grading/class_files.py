@@ -123,20 +123,18 @@ def read_marks(path: Path, learners: Learners, possible: Possible) -> list[Mark]
     table = csv.DictReader([header, *lines], delimiter=separator, restval="")
     if not set(table.fieldnames or ()) >= COLUMNS:
         raise BuildError(f"{path.name} needs the columns {', '.join(sorted(COLUMNS))}")
-    marks = []
-    marked = set()
+    marks: dict[tuple[str, str, str], Mark] = {}
     for line in table:
         if not any(line.values()):
             continue
         try:
             mark = _mark(line, learners, possible)
+            if mark[:3] in marks:
+                raise ValueError("that mark was given above")
         except ValueError as error:
             raise BuildError(f"line {table.line_num} of {path.name}: {error}") from None
-        if mark[:3] in marked:
-            raise BuildError(f"line {table.line_num} of {path.name} gives that mark a second time")
-        marked.add(mark[:3])
-        marks.append(mark)
-    return marks
+        marks[mark[:3]] = mark
+    return list(marks.values())
 
 
 def _mark(line: Mapping[str, str], learners: Learners, possible: Possible) -> Mark:

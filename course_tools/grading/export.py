@@ -75,24 +75,22 @@ def grades(
 def statistics(results: Results) -> Table:
     """A line for each exercise: how many pass, who does not, and what most are told."""
     graded: Counter[tuple[str, str]] = Counter()
-    failed: dict[tuple[str, str], list[str]] = defaultdict(list)
-    messages: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+    messages: dict[tuple[str, str], dict[str, str]] = defaultdict(dict)  # of each who has failed
     for (student, lab), result in results.items():
         for exercise, points in result["points"].items():
             graded[lab, exercise] += 1
             if not points:
-                failed[lab, exercise].append(student)
-                messages[lab, exercise][_gist(result["said"][exercise])] += 1
+                messages[lab, exercise][student] = _gist(result["said"][exercise])
     table = []
     for (lab, exercise), count in graded.items():
-        who = failed[lab, exercise]
-        commonest = messages[lab, exercise].most_common(COMMON)
+        failed = messages[lab, exercise]
+        commonest = Counter(failed.values()).most_common(COMMON)
         line = {
             "lab": lab[:2],
             "exercise": exercise,
             "graded": str(count),
-            "passed": str(count - len(who)),
-            "failed": "; ".join(who),
+            "passed": str(count - len(failed)),
+            "failed": "; ".join(failed),
             "messages": "; ".join(f"{number} x {text}" for text, number in commonest),
         }
         table.append(line)

@@ -3,6 +3,7 @@
 import os
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import forty_four
@@ -20,43 +21,31 @@ SLUG = test_grade.SLUG
 MODELS = {name: hostile.RIGHT.replace("NAME", name).strip() for name in ("a", "b")}
 
 
-class Graded:
-    """Forty-four submissions, graded in one go by somebody who lets everybody read all files."""
-
-    def __init__(self, folder: Path) -> None:
-        test_grade.small(folder, *MODELS, options='"timeout": 15.0')
-        self.folder = folder / "my class"
-        blank = test_grade.blank(folder)
-        self.wanted = forty_four.hand_in(self.folder, SLUG, blank, MODELS, build.ROOT)
-        before = os.umask(0)
-        try:
-            self.status = grade.main([str(self.folder), "--root", str(folder), "--only", "3"])
-            self.umask = os.umask(0)
-        finally:
-            os.umask(before)
-        self.rows = test_grade.table(self.folder / "graded/submissions.csv")
-
-    def found(self) -> dict[str, float | str]:
-        """By learner, the share of exercises that are right, or what became of the submission."""
-        grades = test_grade.table(self.folder / "graded/grades.csv")
-        found = {row["student"]: row["what"] for row in self.rows if row["lab"]}
-        for line in grades:
-            if line["03 total"]:
-                found[line["student"]] = float(line["03 total"]) / 4
-        return {who.lstrip("'"): what for who, what in found.items()}
-
-
 @pytest.fixture(scope="module")
-def graded(tmp_path_factory) -> Graded:
+def graded(tmp_path_factory):
+    """Forty-four submissions, graded in one go by somebody who lets everybody read all files."""
+    root = tmp_path_factory.mktemp("c")
+    folder = root / "my class"
+    test_grade.small(root, *MODELS, options='"timeout": 15.0')
+    wanted = forty_four.hand_in(folder, SLUG, test_grade.blank(root), MODELS, build.ROOT)
+    before = os.umask(0)
     with mock.patch.object(grade, "subprocess", WARM):
-        return Graded(tmp_path_factory.mktemp("c"))
+        status = grade.main([str(folder), "--root", str(root), "--only", "3"])
+    umask = os.umask(before)
+    rows = test_grade.table(folder / "graded/submissions.csv")
+    return SimpleNamespace(folder=folder, wanted=wanted, status=status, umask=umask, rows=rows)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(bool(sandbox.refused()), reason="some of them would do harm")
 def test_of_forty_four_submissions_each_gets_what_it_is_worth(graded):
+    """The share of exercises that are right, or what became of the submission."""
     assert len(graded.wanted) == 45  # and one who hands in nothing
-    assert graded.found() == graded.wanted
+    found = {row["student"]: row["what"] for row in graded.rows if row["lab"]}
+    for line in test_grade.table(graded.folder / "graded/grades.csv"):
+        if line["03 total"]:
+            found[line["student"]] = float(line["03 total"]) / 4
+    assert {who.lstrip("'"): what for who, what in found.items()} == graded.wanted
     assert graded.status == 0
 
 
@@ -224,7 +213,7 @@ def test_marks_are_read_as_spreadsheets_write_them(tmp_path, text):
         ("ada,03,sums,2,", "line 2 of marks.csv: sums is worth 0 to 1, not 2"),
         ("ada,03,sums,nan,", "line 2 of marks.csv: sums is worth 0 to 1, not nan"),
         ("ada,03,sums,much,", "line 2 of marks.csv: could not convert string to float"),
-        ("ada,03,sums,1,\nada,3,sums,0,", "line 3 of marks.csv gives that mark a second time"),
+        ("ada,03,sums,1,\nada,3,sums,0,", "line 3 of marks.csv: that mark was given above"),
     ],
 )
 def test_marks_that_cannot_be_understood_are_refused_by_their_line(tmp_path, line, why):

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import cheats
@@ -50,67 +51,47 @@ def listening() -> socket.socket:
     raise AssertionError("no port is free")
 
 
-def of(folder: Path) -> set[int]:
+def of(folder: Path) -> list[psutil.Process]:
     """The processes in whose environment this folder is named."""
-    found = set()
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):
-            if str(folder) in "\n".join(process.environ().values()):
-                found.add(process.pid)
-    return found
-
-
-class Attacked:
-    """A teacher's machine while a hostile submission is graded, and the grades."""
-
-    def __init__(self, folder: Path) -> None:
-        sources = folder / "source/labs"
-        sources.mkdir(parents=True)
-        (sources / f"{SLUG}.py").write_text(hostile.lab())
-        self.folder, self.file = folder / "course", folder / "teachers"
-        self.file.write_text("what only the teacher knows")
-        self.bystander = subprocess.Popen(["sleep", "1000"])
-        self.listening = listening()
-        other = Class(self.folder, SLUG, blank(folder), {}).hand_in("bob", 0)
-        told = {
-            "file": str(self.file), "other": str(other), "secret": "teachers-token",
-            "port": self.listening.getsockname()[1], "process": self.bystander.pid,
-        }  # fmt: skip
-        answers = hostile.answers(told)
-        Class(self.folder, SLUG, blank(folder), answers).hand_in("mallory", 0)
-        self.course = (labs.ROOT / "course_utils/__init__.py").read_bytes()
-        (temporary := folder / "t").mkdir()
-        self.temporary = temporary
-        own = {"TEACHERS": "teachers-token", "TMPDIR": str(temporary)}
-        own["PATH"] = f"{os.environ['PATH']}:{temporary}"  # which even those inside are given
-        command = [sys.executable, "-m", "course_tools.grading.grade", self.folder]
-        command += ["--root", folder, "--who", "mallory"]
-        subprocess.run(command, cwd=labs.ROOT, env=os.environ | own, timeout=300)
-        kept = self.folder / f"graded/mallory/{SLUG}.json"
-        self.found = json.loads(kept.read_text())
-        self.points = self.found["points"]
+    processes = psutil.process_iter(["environ"])
+    return [process for process in processes if str(folder) in str(process.info["environ"])]
 
 
 @pytest.fixture(scope="module")
 def attacked(tmp_path_factory):
-    made = Attacked(tmp_path_factory.mktemp("a"))
-    yield made
-    made.bystander.kill()
-    made.bystander.wait()
-    made.listening.close()
+    """A teacher's machine after a hostile submission was graded, and what was found."""
+    folder = tmp_path_factory.mktemp("a")
+    (sources := folder / "source/labs").mkdir(parents=True)
+    (sources / f"{SLUG}.py").write_text(hostile.lab())
+    (temporary := folder / "t").mkdir()
+    (file := folder / "teachers").write_text("what only the teacher knows")
+    other = Class(folder, SLUG, blank(folder), {}).hand_in("bob", 0)
+    course = (labs.ROOT / "course_utils/__init__.py").read_bytes()
+    with listening() as server, subprocess.Popen(["sleep", "1000"]) as bystander:
+        told = {
+            "file": str(file), "other": str(other), "secret": "teachers-token",
+            "port": server.getsockname()[1], "process": bystander.pid,
+        }  # fmt: skip
+        Class(folder, SLUG, blank(folder), hostile.answers(told)).hand_in("mallory", 0)
+        environment = {"TEACHERS": "teachers-token", "TMPDIR": str(temporary)}
+        # Even those inside are given the path.
+        environment["PATH"] = f"{os.environ['PATH']}:{temporary}"
+        command = [sys.executable, "-m", "course_tools.grading.grade", folder, "--root", folder]
+        command += ["--who", "mallory"]
+        subprocess.run(command, cwd=labs.ROOT, env=os.environ | environment, timeout=300)
+        verdicts = json.loads((folder / f"graded/mallory/{SLUG}.json").read_text())
+        yield SimpleNamespace(
+            verdicts=verdicts, server=server, bystander=bystander, file=file,
+            course=course, temporary=temporary,
+        )  # fmt: skip
+        bystander.kill()
 
 
 @contained
-@pytest.mark.parametrize("name", hostile.ATTACKS)
-def test_an_attack_gets_no_point(attacked, name):
-    said = attacked.found["said"][name]
-    assert attacked.points[name] == 0, said
-
-
-@contained
-@pytest.mark.parametrize("name", hostile.INNOCENT)
-def test_right_answers_beside_attacks_get_their_points(attacked, name):
-    assert attacked.points[name] == 1, attacked.found["said"][name]
+@pytest.mark.parametrize("name", hostile.order())
+def test_an_attack_gets_no_point_and_a_right_answer_beside_attacks_gets_its_own(attacked, name):
+    said = attacked.verdicts["said"][name]
+    assert attacked.verdicts["points"][name] == (name in hostile.INNOCENT), said
 
 
 @contained
@@ -118,14 +99,14 @@ def test_nobody_outside_was_harmed(attacked):
     assert attacked.bystander.poll() is None
     assert attacked.file.read_text() == "what only the teacher knows"
     assert (labs.ROOT / "course_utils/__init__.py").read_bytes() == attacked.course
-    attacked.listening.settimeout(0)
+    attacked.server.settimeout(0)
     with pytest.raises(BlockingIOError):
-        attacked.listening.accept()
+        attacked.server.accept()
 
 
 @contained
 def test_attacks_leave_no_process_and_no_file_behind(attacked):
-    assert of(attacked.temporary) == set()
+    assert of(attacked.temporary) == []
     assert list(attacked.temporary.iterdir()) == []
 
 
@@ -153,16 +134,14 @@ def answered(lab: grade.Lab, **texts: str) -> list[LabCell]:
 
 @pytest.fixture(scope="module")
 def bare():
-    judge = grade.Judge(contained=False, slot=0)
-    yield judge
-    judge.close()
+    with contextlib.closing(grade.Judge(contained=False, slot=0)) as judge:
+        yield judge
 
 
 @pytest.fixture(scope="module")
 def judge():
-    made = grade.Judge(contained=True, slot=1)
-    yield made
-    made.close()
+    with contextlib.closing(grade.Judge(contained=True, slot=1)) as judge:
+        yield judge
 
 
 def test_without_a_sandbox_one_that_kills_the_judge_costs_only_its_own_points(bare, tmp_path):
