@@ -33,7 +33,7 @@ NO_CELL = "it has none of this lab's answers: no cell has the id or defines the 
 PYTHON_MAGICS = re.compile(r"%%(time|timeit|capture|prun|memit)\b")
 SHELL_LINE = re.compile(r"^(?P<indent>[ \t]*)([%!?].*|[\w.]+\?{1,2}[ \t]*)$", re.MULTILINE)
 # A cell that defines a name; it need not be Python as a whole.
-DEFINES = r"^(?:async +)?(?:def|class) +{0}\b|^(?:\w+ *, *)*{0}\b[\w, :.\[\]]*=(?!=)"
+DEFINES = r"^(?:async +)?(?:def|class) +{0}\b|^(?:\w+ *, *)*{0}(?: *, *\w+)*(?: *:[^=\n]*)? *=(?!=)"
 # What JSON that is no notebook, or is no JSON, ends in.
 FAULTS = (
     ValueError, TypeError, KeyError, AttributeError, RecursionError, nbformat.ValidationError
@@ -156,10 +156,11 @@ def written(notebook: Notebook, lab_cells: list[LabCell]) -> Written:
         text = answers.get(lab_cell["name"], lab_cell["text"])
         cells += [*others[lab_index], lab_cell | {"text": text}]
     cells += others[len(lab_cells)]
-    return Written(cells, answers, _remarks(answers, notebook, lab_cells))
+    return Written(cells, answers, _remarks(notebook, lab_cells))
 
 
-def _remarks(answers: dict[str, str], notebook: Notebook, lab_cells: list[LabCell]) -> list[str]:
+def _remarks(notebook: Notebook, lab_cells: list[LabCell]) -> list[str]:
+    """What a teacher should know of a copy."""
     remarks = []
     changed = [cell for cell in lab_cells if cell["id"] not in notebook.original_ids]
     if notebook.original_ids and changed:

@@ -147,17 +147,19 @@ def missing(rows: Iterable[Row], learners: Learners, labs: Iterable[str]) -> lis
 
 
 def _copy(path: Path, student: str, file: str, labs: Labs) -> Copy:
-    """A copy of the lab of which a notebook has the most answers; ValueError says why not.
+    """A copy of the lab that its name names, or else of which it has the most answers.
 
-    Where it has as many of two labs, its name decides.
+    Raises:
+        ValueError: It cannot be graded; the message says why.
     """
     if path.suffix.casefold() != ".ipynb":
         kind = path.suffix or "file without an ending"
         raise ValueError(f"a {kind} is no notebook: ask for the .ipynb file")
     notebook = learner_cells.read(path)
-    written = {slug: learner_cells.written(notebook, cells) for slug, cells in labs.items()}
     named_lab = _named_lab(path, labs)
-    lab = max(labs, key=lambda slug: (len(written[slug].answers), slug == named_lab))
+    slugs = [named_lab] if named_lab else list(labs)
+    written = {slug: learner_cells.written(notebook, labs[slug]) for slug in slugs}
+    lab = max(slugs, key=lambda slug: len(written[slug].answers))
     if not written[lab].answers:
         raise ValueError(NO_CELL)
     text_with_dates = path.stem
