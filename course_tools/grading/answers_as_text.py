@@ -145,9 +145,12 @@ def run_statements(label: str, text: str, names: dict[str, Any]) -> BaseExceptio
     except (SyntaxError, ValueError, RecursionError) as error:
         return error
     first_error = None
+    future_imports = []  # they hold for all that follows, each of which is compiled by itself
     for statement in statements:
+        if isinstance(statement, ast.ImportFrom) and statement.module == "__future__":
+            future_imports.append(statement)
         try:
-            exec(compiled(label, ast.Module([statement], [])), names)
+            exec(compiled(label, ast.Module([*future_imports, statement], [])), names)
         except BaseException as error:  # a SystemExit, too: what follows may still be right
             first_error = first_error or error
     return first_error
