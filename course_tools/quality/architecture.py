@@ -124,7 +124,7 @@ NODES = {
     # Hangs beside torchfrtrace, the buttons of a lab, what changed in an original, a count of labs,
     # README's pictures, what a wheel has elsewhere than a checkout, a page with plans, what to do
     # where an installation, a download or a first cell went wrong.
-    TOOLS: 56400,
+    TOOLS: 56500,
 }
 
 
