@@ -110,6 +110,11 @@ def test_what_the_course_lays_out_is_no_submission_and_what_is_nobodys_is_said(t
     assert "put it into submitted/NAME/" in loose.why
 
 
+def test_a_lab_that_nbgrader_lays_out_counts_although_a_lesson_has_its_name(tmp_path):
+    (row,) = submitted(tmp_path, "ada/02_groups/02_groups.ipynb")
+    assert (row.student, row.lab, row.what) == ("ada", "02_groups", "graded")
+
+
 LINK = 0o120777 << 16
 
 
