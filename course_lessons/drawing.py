@@ -32,6 +32,34 @@ def answers_to_draw(worker: Callable, world_size: int) -> list | None:
         return None
 
 
+def first_answers(
+    answers: Sequence[Any], worker_of: Callable[[Any], Callable], world_size: int
+) -> tuple[Any, list] | None:
+    """The first answer that neither raises nor hangs, and what its ranks return; None if all do.
+
+    Args:
+        answers: Below each that does, a line says why.
+        worker_of: Makes of an answer what a rank runs.
+        world_size: How many ranks.
+    """
+    for answer in answers:
+        returned = answers_to_draw(worker_of(answer), world_size)
+        if returned is not None:
+            return answer, returned
+    return None
+
+
+def first_with_a_number(answers: Sequence[Callable], *arguments: Any) -> Callable | None:
+    """The first answer that returns a number of these arguments; a line says why others don't."""
+    for answer in answers:
+        try:
+            float(answer(*arguments))
+            return answer
+        except Exception as error:  # whatever a learner's function raises
+            print(f"No picture yet of {answer.__name__}: {error or type(error).__name__}")
+    return None
+
+
 def reason_of(error: WorkerError) -> str:
     """The first failure's headline; of ranks that hang, what the report says last, which is why."""
     return error.failures[0].headline if error.failures else error.parts[-1]
