@@ -13,7 +13,7 @@ from torch.nn.functional import mse_loss
 
 from course_lessons import pipeline
 from course_lessons.chapter_18 import TOKEN_US, Attended, Routed, Step, gradients_of
-from course_lessons.drawing import Box, bare, box_figure, first_answers, first_with_a_number
+from course_lessons.drawing import Box, bare, box_figure, first_answers, first_with_numbers
 from course_lessons.pipeline import Neighbours, Schedule, Slot
 from course_utils import WorkerTimeout, show
 from course_utils.pictures.style import rank_style
@@ -213,12 +213,13 @@ def draw_bubble(
         replayed: By number of stages, the share of a replayed step in which a stage idles.
         formulas: The first one that returns a number is drawn, also if it is wrong.
     """
-    bubble = first_with_a_number(formulas, 2, 1)
+    finely, furthest = range(1, max(counts) + 1), 0.0
+    calls = [(stages, count) for stages in replayed for count in finely]
+    bubble = first_with_numbers(formulas, calls)
     if bubble is None:
         return
     figure, axes = plt.subplots(figsize=(7, 2.6), layout="constrained")
     colours, markers = ("#0072B2", "#D55E00", "#009E73"), ("o", "s", "^")
-    finely, furthest = range(1, max(counts) + 1), 0.0
     for number, (stages, shares) in enumerate(replayed.items()):
         formula = [100 * bubble(stages, count) for count in finely]
         axes.plot(finely, formula, color=colours[number], linewidth=1)

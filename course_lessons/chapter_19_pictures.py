@@ -9,7 +9,7 @@ from matplotlib.ticker import PercentFormatter
 
 from course_lessons import chapter_19, scaling
 from course_lessons.chapter_19 import RECORDED_RANKS, Crossing
-from course_lessons.drawing import Box, bare, box_figure, first_with_a_number
+from course_lessons.drawing import Box, bare, box_figure, first_with_numbers
 from course_lessons.scaling import CLUSTER, MODELS, TOKENS, Plan, Score
 from course_utils import show
 from course_utils.dry_run import DryRun
@@ -58,10 +58,10 @@ def draw_sent(*formulas: Callable[[float, int, float], float]) -> None:
         formulas: The first one that returns a number is drawn, also if it is wrong.
     """
     weights, per_weight = chapter_19.recorded_weights(64), 4
-    formula = first_with_a_number(formulas, weights, 2, per_weight)
+    counts = [2**power for power in range(1, 11)]
+    formula = first_with_numbers(formulas, [(weights, count, per_weight) for count in counts])
     if formula is None:
         return
-    counts = [2**power for power in range(1, 11)]
     by_formula = [formula(weights, count, per_weight) / 1024 for count in counts]
     figure, axes = plt.subplots(figsize=(7, 2.6), layout="constrained")
     axes.plot(counts, by_formula, label=formula.__name__, **_SPREAD)
@@ -116,7 +116,7 @@ def draw_tokens(*formulas: Callable[[float, float], float]) -> None:
     """
     flops_s = CLUSTER.chip.peak_flops_s * CLUSTER.chip.reached
     gb_s = [50, 100, 200, 400, 800]
-    formula = first_with_a_number(formulas, flops_s, gb_s[0] * 1e9)
+    formula = first_with_numbers(formulas, [(flops_s, speed * 1e9) for speed in gb_s])
     if formula is None:
         return
     weights = MODELS["7B"].weights
@@ -147,20 +147,21 @@ def draw_state(*formulas: Callable[..., float]) -> None:
         formulas: The first one that returns a number is drawn, also if it is wrong.
     """
     weights, memory_gb = MODELS["70B"].weights, CLUSTER.chip.memory_bytes / 1e9
-    formula = first_with_a_number(formulas, weights, *_STATE_PLANS[0])
+    formula = first_with_numbers(formulas, [(weights, *plan) for plan in _STATE_PLANS])
     if formula is None:
         return
     figure, axes = plt.subplots(figsize=(7, 2.2), layout="constrained")
-    names, sentences = [], []
+    names, sentences, most_gb = [], [], 1300.0
     for place, (dp, tp, pp, zero) in enumerate(_STATE_PLANS):
         held_gb = float(formula(weights, dp, tp, pp, zero)) / 1e9
         colour, hatch = _FITS if held_gb <= memory_gb else _TOO_LARGE
         axes.barh(place, held_gb, 0.7, color=colour, hatch=hatch, edgecolor="white")
         axes.text(max(held_gb, 1) * 1.08, place, f"{held_gb:,.1f}", va="center")
+        most_gb = max(most_gb, held_gb)
         names.append(f"dp {dp}, tp {tp}, {f'ZeRO-{zero}' if zero else 'no ZeRO'}")
         sentences.append(f"{names[-1]}: {held_gb:,.1f}")
     axes.axvline(memory_gb, color="black", linestyle="--")
-    bare(axes, yticks=range(len(names)), yticklabels=names, xscale="log", xlim=(1, 4000))
+    bare(axes, yticks=range(len(names)), yticklabels=names, xscale="log", xlim=(1, 3 * most_gb))
     axes.set_xlabel(f"GB on a chip; dashed is its memory, {memory_gb:.0f} GB")
     axes.invert_yaxis()
     show(figure, f"GB of 70B by {formula.__name__}: {'; '.join(sentences)}.")
@@ -173,15 +174,17 @@ def draw_tensor(*formulas: Callable[..., float]) -> None:
         formulas: The first one that returns a number is drawn, also if it is wrong.
     """
     model, chips = MODELS["70B"], 512
-    sizes = model.layers, model.hidden
-    formula = first_with_a_number(formulas, *sizes, TOKENS, 2, 1e-6, 1e11)
+    counts, calls = (2, 4, 8, 16), []
+    for tp in counts:
+        of_copy = TOKENS // chips * tp
+        calls.append((model.layers, model.hidden, of_copy, tp, *CLUSTER.link(tp, apart=1)))
+    formula = first_with_numbers(formulas, calls)
     if formula is None:
         return
     figure, axes = plt.subplots(figsize=(7, 2.2), layout="constrained")
-    counts, sentences = (2, 4, 8, 16), []
-    for place, tp in enumerate(counts):
-        link = CLUSTER.link(tp, apart=1)
-        seconds = float(formula(*sizes, TOKENS // chips * tp, tp, *link))
+    sentences = []
+    for place, (tp, call) in enumerate(zip(counts, calls, strict=True)):
+        seconds = float(formula(*call))
         plan = Plan(dp=chips // tp, tp=tp)
         by_model_s = scaling.step_time(model, CLUSTER, plan).tensor_s
         label = None if place else formula.__name__
@@ -205,7 +208,8 @@ def draw_speed(*searches: Callable[..., float], counts: Sequence[int]) -> None:
         searches: The first one that returns a number is drawn, also if it is wrong.
         counts: Of chips.
     """
-    search = first_with_a_number(searches, MODELS["70B"], CLUSTER, counts[0])
+    calls = [(model, CLUSTER, count) for model in MODELS.values() for count in counts]
+    search = first_with_numbers(searches, calls)
     if search is None:
         return
     figure, axes = plt.subplots(figsize=(7.5, 2.8), layout="constrained")

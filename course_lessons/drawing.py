@@ -1,5 +1,6 @@
 """What several chapters draw with: what an answer's ranks return, boxes, who sends to whom."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -49,15 +50,26 @@ def first_answers(
     return None
 
 
-def first_with_a_number(answers: Sequence[Callable], *arguments: Any) -> Callable | None:
-    """The first answer that returns a number of these arguments; a line says why others don't."""
+def first_with_numbers(answers: Sequence[Callable], calls: Sequence[tuple]) -> Callable | None:
+    """The first answer that returns a number whenever it's called; a line says why others don't.
+
+    Args:
+        answers: Functions.
+        calls: Of each call that a picture will make, its arguments.
+    """
     for answer in answers:
         try:
-            float(answer(*arguments))
+            for arguments in calls:
+                _refuse_infinite(float(answer(*arguments)))
             return answer
         except Exception as error:  # whatever a learner's function raises
             print(f"No picture yet of {answer.__name__}: {error or type(error).__name__}")
     return None
+
+
+def _refuse_infinite(number: float) -> None:
+    if not math.isfinite(number):
+        raise ValueError(f"it returns {number}")
 
 
 def reason_of(error: WorkerError) -> str:

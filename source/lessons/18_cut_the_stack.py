@@ -152,7 +152,7 @@ gpipe = go_on_with(my_gpipe, gpipe_passed, pipeline.gpipe)
 pictures.draw_actions(my_gpipe, pipeline.gpipe, stages=3, count=2)
 
 # %% [markdown]
-# That's a list on paper, of three stages and two microbatches. Here four real ranks do it:
+# That's the list on paper, for three stages and two microbatches. And here four real ranks do it, with four:
 
 # %%
 step = chapter_18.train(Stage, gpipe, stages=4, count=4)

@@ -110,6 +110,26 @@ def test_in_place_of_a_formula_that_is_not_written_ours_is_drawn(texts, capsys, 
     assert capsys.readouterr().out == "No picture yet of not_written: about 1 line\n"
 
 
+def only_without_zero(weights, dp, tp, pp, zero):
+    return 16 * weights / tp / pp if zero == 0 else None
+
+
+def endless(flops_s, bytes_s):
+    return float("inf")
+
+
+@pytest.mark.parametrize(
+    ("name", "answer", "reason"),
+    [("state_bytes", only_without_zero, "NoneType"), ("tokens_to_hide", endless, "returns inf")],
+)
+def test_a_formula_that_returns_no_number_now_and_then_is_not_drawn(
+    texts, capsys, name, answer, reason
+):
+    DRAWINGS[name](answer)
+    assert texts == []
+    assert reason in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("draw", "answer", "words"),
     [
