@@ -17,9 +17,9 @@ from course_lessons.chapter_13 import (
     Activations,
     Layer,
     Row,
-    activation_bytes,
     computing,
     few_blocks,
+    step_by_blocks,
     three_blocks,
 )
 from course_lessons.drawing import bare, first_answers, reason_of
@@ -75,7 +75,9 @@ def draw_memory(*formulas: Callable[[int, int, int], float], memory_gb: float = 
             axes.text(place, max(held_gb, 1) * 1.1, f"{held_gb:,.0f}", ha="center", fontsize=8)
             if fits:
                 fitting.append(str(stage))
-        stages = f"stages {', '.join(fitting)}" if fitting else "no stage"
+        stages = "no stage"
+        if fitting:
+            stages = ("stage " if len(fitting) == 1 else "stages ") + ", ".join(fitting)
         sentences.append(f"{billions}B on {gpus}: {stages}")
     axes.axhline(memory_gb, color="black", linestyle="--")
     axes.text(18.8, memory_gb * 1.1, f"{memory_gb:g} GB", ha="right")
@@ -218,14 +220,17 @@ class _Diary:
     """How many full weights and full gradients exist, event by event."""
 
     def __init__(self) -> None:
-        self.alive: weakref.WeakSet = weakref.WeakSet()
+        self.weights: weakref.WeakSet = weakref.WeakSet()
+        self.gradients: weakref.WeakSet = weakref.WeakSet()
         self.rows: list[tuple[int, int]] = []
         self.forward_ends = 0
 
     def note(self, model: Shards) -> None:
         time.sleep(0.005)  # gloo's thread lets go of a tensor a little later
-        gradients = [full for full in model.full.values() if full.grad is not None]
-        self.rows.append((len(self.alive), len(gradients)))
+        for full in model.full.values():
+            if full.grad is not None:
+                self.gradients.add(full.grad.untyped_storage())
+        self.rows.append((len(self.weights), len(self.gradients)))
 
 
 def _watches(kind: type[Shards], layers: int) -> Callable[[], tuple[list, int]]:
@@ -235,7 +240,7 @@ def _watches(kind: type[Shards], layers: int) -> Callable[[], tuple[list, int]]:
     class Watched(kind):
         def gather(self, local, shape):
             full = super().gather(local, shape)
-            diary.alive.add(full.untyped_storage())
+            diary.weights.add(full.untyped_storage())
             diary.note(self)
             return full
 
@@ -245,6 +250,8 @@ def _watches(kind: type[Shards], layers: int) -> Callable[[], tuple[list, int]]:
             diary.note(self)
 
         def reduce(self, shard, gradient):
+            diary.gradients.add(gradient.untyped_storage())  # in stage 3 autograd hands it in
+            diary.note(self)
             super().reduce(shard, gradient)
             diary.note(self)
 
@@ -333,14 +340,7 @@ def _computes_again(kind: type[torch.autograd.Function]) -> Callable[[], tuple]:
             )
         x = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
 
-        def forward() -> torch.Tensor:
-            y = x
-            for block in blocks:
-                y = kind.apply(block, y)
-            return y
-
-        y, saved_bytes = activation_bytes(blocks, forward)
-        y.square().sum().backward()
+        _, saved_bytes = step_by_blocks(kind, blocks, x)
         return notes, saved_bytes, len(blocks) * x.nbytes
 
     return worker
@@ -501,7 +501,7 @@ def draw_checkpoint(folder: Path, name: str, readers: int) -> None:
 # ---- time ----------------------------------------------------------------------------------------
 
 
-def draw_steps(traces: Mapping[str, Trace], network: Network, text: str) -> None:
+def draw_steps(traces: Mapping[str, Trace], network: Network) -> None:
     """Draw when rank 0 computes and when its port sends, on a modelled network."""
     figure, axes = plt.subplots(figsize=(9, 2.6), layout="constrained")
     looks = {"compute": ("#009E73", None, -0.36), "send": ("#0072B2", "////", 0.0)}
@@ -519,6 +519,7 @@ def draw_steps(traces: Mapping[str, Trace], network: Network, text: str) -> None
     bare(axes, yticks=range(len(traces)), yticklabels=list(traces), ylim=(1.5, -0.5))
     axes.set(xlabel="virtual time of one step, rank 0 of 4 (µs)", xlim=(0, 2700))
     axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2, frameon=False)
+    text = "Sharded computes or sends; with Ahead only the first gather and the last sum stick out."
     show(figure, text)
 
 
