@@ -15,7 +15,7 @@ from course_lessons import pipeline
 from course_lessons.chapter_18 import TOKEN_US, Attended, Routed, Step, gradients_of
 from course_lessons.drawing import Box, bare, box_figure, first_answers, first_with_numbers
 from course_lessons.pipeline import Neighbours, Schedule, Slot
-from course_utils import WorkerTimeout, show
+from course_utils import Network, WorkerTimeout, plot_timeline, show
 from course_utils.pictures.style import rank_style
 
 _FORWARD = {"facecolor": "#0072B2", "edgecolor": "white"}
@@ -182,6 +182,12 @@ def _end_of(by_stage: Sequence, slots: Sequence[Slot], count: int) -> str:
 
 
 # ---- what real ranks did -------------------------------------------------------------------------
+
+
+def draw_whole_batch(step: Step, network: Network) -> None:
+    """Draw when each rank computes and sends, on a network, if there's one microbatch."""
+    text = "Green moves down in forward, and up in backward. Only one rank computes at a time."
+    plot_timeline(step.replay(network), text)
 
 
 def draw_schedules(steps: Mapping[str, Step]) -> None:

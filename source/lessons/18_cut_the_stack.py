@@ -23,7 +23,7 @@ from course_lessons import chapter_18, pipeline
 from course_lessons import chapter_18_pictures as pictures
 from course_lessons.chapter_18 import attend, gather, pass_on
 from course_lessons.finished import go_on_with, show_source
-from course_utils import Network, WorkerTimeout, check, launch, plot_timeline, predict
+from course_utils import Network, WorkerTimeout, check, launch, predict
 
 # %% [markdown]
 # ## 1 · One after the other
@@ -56,8 +56,7 @@ print(
     f"gradients differ from one process by about {chapter_18.furthest(whole_batch.gradients):.0e}"
 )
 one_batch.measured(round(whole_batch.idle_share(), 2), within=0.02)
-text = "Green moves down in forward, and up in backward. Only one rank computes at a time."
-plot_timeline(whole_batch.replay(network), text)
+pictures.draw_whole_batch(whole_batch, network)
 
 # %% [markdown]
 # The model fits, and every number is right. But four cards work as fast as one: each of them idles for three quarters of the step.
@@ -308,18 +307,18 @@ hanging = predict(
 )
 
 # %%
-outcomes = []
+hangs = []
 for name, schedule in (("GPipe", gpipe), ("1F1B", one_f_one_b)):
     worker = chapter_18.train_with, pipeline.BlockingStage, schedule, 4
     try:  # a blocking send that waits is gloo's
         launch(*worker, world_size=2, backend="gloo", timeout=4)
-        outcomes.append(f"{name} is done")
+        print(f"{name} is done")
     except WorkerTimeout as error:
-        outcomes.append(f"{name} hangs")
-        print(error)
+        hangs.append(name)
+        print(f"{name} hangs:", error)
         pictures.draw_waiting(error)
-print(*outcomes, sep="\n")
-hanging.measured("1F1B hangs" if outcomes == ["GPipe is done", "1F1B hangs"] else outcomes)
+words = ["none hangs", f"{''.join(hangs)} hangs", "both hang"]
+hanging.measured(words[len(hangs)])
 
 # %% [markdown]
 # Under GPipe, all messages go one way, and then all go back. Under 1F1B they cross: stage 0 sends its second activation while stage 1 sends its first gradient. Both are in `send`, and nobody receives.

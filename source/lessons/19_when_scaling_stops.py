@@ -120,8 +120,9 @@ tokens_of_70b = predict("tokens per chip for 70B, beside 7B", ..., choices=choic
 
 # %%
 crossings = chapter_19.find_crossings(fsdp_bytes, chips=1024)
-equal = abs(crossings["70B"].tokens / crossings["7B"].tokens - 1) < 1e-6
-tokens_of_70b.measured("as many" if equal else "not as many")
+times = crossings["70B"].tokens / crossings["7B"].tokens
+words = dict(zip((0.1, 1, 3, 10), choices))
+tokens_of_70b.measured(words.get(round(times, 1), f"{times:.1f} times as many"))
 pictures.draw_crossings(crossings)
 
 # %% [markdown]

@@ -149,3 +149,19 @@ def test_rows_that_a_rank_takes_for_others_are_named(texts):
     rows = torch.arange(24)
     pictures.draw_heads({"in the middle": rows.chunk(2), "alike": rows.chunk(2)})
     assert "rank 0 0–3, 4–7, 8–11; rank 1 12–15, 16–19, 20–23" in texts[0]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ("", "none"),
+        ("x, first A, first B", "x and the first block"),
+        ("x, second A, second B", "x and the second block"),
+        ("x, first A, first B, second A, second B", "all"),
+        ("x, first A", "x, first A"),
+    ],
+)
+def test_wrong_gradients_have_the_words_of_the_choices(wrong, words):
+    names = ("x", "first A", "first B", "second A", "second B")
+    gradients = {name: float(name in wrong.split(", ")) for name in names}
+    assert chapter_17.where_wrong(chapter_17.Errors(0.0, gradients, False)) == words
