@@ -22,7 +22,7 @@ from course_lessons.chapter_13 import (
     step_by_blocks,
     three_blocks,
 )
-from course_lessons.drawing import answers_to_draw, bare, reason_of
+from course_lessons.drawing import bare, first_answers, reason_of
 from course_lessons.sharding import Shards
 from course_utils import Network, WorkerError, launch, show
 from course_utils.launcher.launch import launch as launch_quietly
@@ -171,15 +171,6 @@ class _FiveNumbers(nn.Module):
         self.weight = nn.Parameter(torch.arange(1.0, 6.0))
 
 
-def _first_answers(kinds: Sequence[type], worker_of: Callable, world_size: int) -> tuple | None:
-    """The first class that neither raises nor hangs, and what its ranks return."""
-    for kind in kinds:
-        answers = answers_to_draw(worker_of(kind), world_size)
-        if answers is not None:
-            return kind, answers
-    return None
-
-
 def _gathers_and_reduces(kind: type[Shards]) -> Callable[[], tuple[list, list]]:
     """For a rank: what a stage gathers of five numbers, and what it reduces."""
 
@@ -201,7 +192,7 @@ def draw_pieces(*kinds: type[Shards]) -> None:
     Args:
         kinds: The first one that neither raises nor hangs is drawn, also if it is wrong.
     """
-    drawable = _first_answers(kinds, _gathers_and_reduces, 3)
+    drawable = first_answers(kinds, _gathers_and_reduces, 3)
     if drawable is None:
         return
     kind, answers = drawable
@@ -282,7 +273,7 @@ def draw_alive(*kinds: type[Shards], layers: int = 4) -> None:
         kinds: The first one that neither raises nor hangs is drawn, also if it is wrong.
         layers: Of the network.
     """
-    drawable = _first_answers(kinds, lambda kind: _watches(kind, layers), 2)
+    drawable = first_answers(kinds, lambda kind: _watches(kind, layers), 2)
     if drawable is None:
         return
     kind, answers = drawable
@@ -361,7 +352,7 @@ def draw_recomputing(*kinds: type[torch.autograd.Function]) -> None:
     Args:
         kinds: The first one that neither raises nor hangs is drawn, also if it is wrong.
     """
-    drawable = _first_answers(kinds, _computes_again, 1)
+    drawable = first_answers(kinds, _computes_again, 1)
     if drawable is None:
         return
     kind, ((notes, saved_bytes, input_bytes),) = drawable
