@@ -478,7 +478,7 @@ def _fresh_takes_the_answers_along(course: Path, own: Path, environment: dict[st
     assert texts.index(stub) + 1 == texts.index(ANSWERS["place_of"])
 
 
-ASKS, EXPERIMENT, RAISES, GOES_ON = range(1, 5)  # cells of a lesson with one question
+ASKS, EXPERIMENT, RAISES, GOES_ON = range(1, 5)  # code cells of a lesson with one question
 ASKING, ASKING_TOO = "lesson_03_asks.ipynb", "lesson_04_asks.ipynb"  # each keeps its own answers
 LESSON_THAT_ASKS = [
     "from course_utils import predict",
@@ -514,6 +514,7 @@ def own_copies(tmp_path_factory):
     for source in LESSON_THAT_ASKS:
         lesson.cells.append(nbformat.v4.new_code_cell(dedent(source).strip()))
     lesson.cells[RAISES].metadata["tags"] = ["raises-exception"]
+    lesson.cells.insert(GOES_ON, nbformat.v4.new_markdown_cell("It was rank 2."))
     for name in (ASKING, ASKING_TOO):
         _write_signed(lesson, folder / name)
     lab = copies.copied(ROOT / "exercises" / "02_process_groups.ipynb", ROOT, folder)
@@ -538,11 +539,12 @@ def test_what_answers_an_open_question_is_held_back_even_where_a_cell_raises(own
     page = own_page
     _run_all(page, own_copies, ASKING)
     shown = page.locator(f"{CODE_CELL} .jp-OutputArea")
-    skip = shown.nth(RAISES).get_by_role("button", name="just show me")
-    skip.wait_for()
+    explained = page.locator(".jp-RenderedMarkdown").get_by_text("It was rank 2.")
+    shown.nth(RAISES).get_by_role("button", name="just show me").wait_for()
     shown.nth(GOES_ON).get_by_text("the lesson goes on").wait_for()
     assert not shown.nth(EXPERIMENT).get_by_text("rank 2 has not called").is_visible()
     assert not shown.nth(RAISES).get_by_text("RuntimeError: rank 2 failed").is_visible()
+    assert not explained.is_visible()
     shown.nth(EXPERIMENT).click(position={"x": 100, "y": 10})
     shown.nth(EXPERIMENT).get_by_text("rank 2 has not called").wait_for()
     assert not shown.nth(RAISES).get_by_text("RuntimeError: rank 2 failed").is_visible()
@@ -551,6 +553,7 @@ def test_what_answers_an_open_question_is_held_back_even_where_a_cell_raises(own
     shown.nth(RAISES).get_by_text("the guilty rank is: 2; predicted 1: not so").wait_for()
     shown.nth(RAISES).get_by_text("RuntimeError: rank 2 failed").wait_for()
     shown.nth(ASKS).get_by_text("Noted: 1").wait_for()
+    explained.wait_for()
 
 
 def test_a_prediction_is_taken_up_again_after_a_restart(own_copies, own_page):

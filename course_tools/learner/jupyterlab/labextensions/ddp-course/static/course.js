@@ -109,15 +109,34 @@
     return false;
   }
 
-  /* The cells that answer an open question: all below it, down to the one that measures. */
+  const isHeading = cell => !isCode(cell) && /^#/.test(sourceOf(cell));
+  const raises = cell => (cell.model.getMetadata('tags') || []).includes('raises-exception');
+
+  /* The cells that answer an open question: what runs below it, down to the one that measures, and
+     what is said of that, or of a cell that fails on purpose. A heading begins something else. */
   function* answering(cells) {
     for (const [index, asking] of cells.entries()) {
       if (!isCode(asking) || !isOpen(asking)) continue;
       for (const [, name] of sourceOf(asking).matchAll(/^(\w+) = predict\(/gm)) {
-        const measuring = new RegExp(`\\b${name}\\.measured\\(`);
-        const below = cells.slice(index + 1);
-        const last = below.findIndex(cell => isCode(cell) && measuring.test(sourceOf(cell)));
-        yield* below.slice(0, last + 1).filter(isCode);
+        yield* answeringOne(cells.slice(index + 1), new RegExp(`\\b${name}\\.measured\\(`));
+      }
+    }
+  }
+
+  function* answeringOne(below, measuring) {
+    const measures = cell => isCode(cell) && measuring.test(sourceOf(cell));
+    const last = below.findIndex(measures);
+    if (last < 0) return;
+    let isBefore = true; // the next heading
+    let explains = false;
+    for (const [index, cell] of below.entries()) {
+      if (isHeading(cell)) isBefore = explains = false;
+      if (isCode(cell)) {
+        if (index > last) return;
+        explains = index === last || (isBefore && raises(cell));
+        if (isBefore || index === last) yield cell;
+      } else if (explains) {
+        yield cell;
       }
     }
   }
@@ -133,7 +152,7 @@
       }
     };
     content.node.addEventListener('click', ({ target }) => {
-      if (!target.matches?.('.course-held .jp-OutputArea')) return;
+      if (!target.matches?.('.course-held :is(.jp-OutputArea, .jp-InputArea)')) return;
       const cell = content.widgets.find(cell => cell.node.contains(target));
       shownByClick.add(cell.model.id);
       update();
