@@ -9,7 +9,7 @@ from recordings import Shown
 
 from course_utils.pictures import style
 
-NARROW_PX = 493  # of an output in JupyterLab, in a window of 900 px with its list of files
+NARROW_PX = 515  # of an output in JupyterLab, in a window of 900 px with its list of files
 
 
 @pytest.fixture
