@@ -113,7 +113,8 @@
   const raises = cell => (cell.model.getMetadata('tags') || []).includes('raises-exception');
 
   /* The cells that answer an open question: what runs below it, down to the one that measures, and
-     what is said of that, or of a cell that fails on purpose. A heading begins something else. */
+     the text right below that one, or below one that fails on purpose. A heading begins something
+     else. */
   function* answering(cells) {
     for (const [index, asking] of cells.entries()) {
       if (!isCode(asking) || !isOpen(asking)) continue;
@@ -137,6 +138,7 @@
         if (isBefore || index === last) yield cell;
       } else if (explains) {
         yield cell;
+        explains = false;
       }
     }
   }
