@@ -4,14 +4,21 @@ They appear only where a person runs the cell. A run that compares outputs sees 
 """
 
 import ast
+import datetime
 import html
 import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from course_material import scores
+
 if TYPE_CHECKING:
     from course_material.predictions import Prediction
 
+# Classes of a form, by which the page knows it: see `labextensions/ddp-course` and `custom.css`.
+_SETTLED = "course-form"
+_OPEN = "course-form course-open"
+NO_ANSWER = ...  # what stands in a cell until the learner has written an answer
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+")  # as measurements are printed: 203,530
 
 
@@ -26,20 +33,70 @@ def a_person_looks() -> bool:
 
 
 def ask(prediction: "Prediction") -> None:
-    """Show the form below the question; a click or Enter takes the answer."""
+    """Show the form below the question; a click or Enter takes the answer.
+
+    An answer of an earlier run is taken up again, unless the learner wants to answer anew.
+    """
     from IPython.display import HTML, display
     from ipywidgets import HTML as Text
 
     noted = Text(value="")
 
-    def take(answer: Any) -> None:
-        prediction.answer = answer
-        answered = f"<b>{html.escape(str(answer))}</b>"
+    def say_what_is_noted() -> None:
+        if prediction.answer is NO_ANSWER:
+            noted.value = "Shown without a prediction."
+            form.keep(f"{html.escape(prediction.question)}: shown without a prediction")
+            return
+        answered = f"<b>{html.escape(str(prediction.answer))}</b>"
         noted.value = f"Noted: {answered}. Run the next cells to see."
         form.keep(f"{html.escape(prediction.question)}: you predicted {answered}")
 
     display(HTML(f'<a id="{anchor(prediction.question)}"></a>'))
-    form = _show(_form(prediction, take), noted, prediction.question)
+    earlier = _taken_up(prediction)
+    inputs = _form(prediction, prediction.take)
+    if earlier is None:
+        form = _show(inputs, noted, prediction.question)
+    else:
+        form = _show([_anew(inputs)], noted, prediction.question)
+        say_what_is_noted()
+        answered = f"<b>{html.escape(earlier.text)}</b>"
+        noted.value = f"You predicted {answered} {_when(earlier.day)}, and that still stands."
+    prediction.when_settled(say_what_is_noted)
+
+
+def _taken_up(prediction: "Prediction") -> scores.KeptAnswer | None:
+    """Give a question its answer of an earlier run; None if there is none that fits."""
+    earlier = scores.kept_answer(prediction.question)
+    if earlier is None:
+        return None
+    if not prediction.choices:
+        prediction.answer = parsed(earlier.text)
+        return earlier
+    for choice in prediction.choices:
+        if str(choice) == earlier.text:
+            prediction.answer = choice
+            return earlier
+    return None
+
+
+def _when(day: datetime.date) -> str:
+    days_ago = (datetime.date.today() - day).days
+    words = {0: "today", 1: "yesterday"}
+    return words.get(days_ago, f"on {day}")
+
+
+def _anew(inputs: list[Any]) -> Any:
+    """A button that gives its place to the inputs; until one is used, the answer stands."""
+    from ipywidgets import HBox, Layout
+
+    anew = _plain_button("answer anew")
+    place = HBox([anew], layout=Layout(flex_flow="row wrap"))
+
+    def show_inputs(_: Any) -> None:
+        place.children = inputs
+
+    anew.on_click(show_inputs)
+    return place
 
 
 def ask_before_showing(prediction: "Prediction", compare: Callable[[], str]) -> None:
@@ -50,22 +107,18 @@ def ask_before_showing(prediction: "Prediction", compare: Callable[[], str]) -> 
         compare: Returns the line that shows what was measured next to the answer.
     """
     from ipywidgets import HTML as Text
-    from ipywidgets import Button
 
     line = Text(value="")
-    show_anyway = Button(description="just show me")
+    show_anyway = _plain_button("just show me")
 
-    def show(*_: object) -> None:
+    def show() -> None:
         line.value = f"<pre>{html.escape(compare())}</pre>"
         form.keep(line.value)
 
-    def take(answer: Any) -> None:
-        prediction.answer = answer
-        show()
-
-    show_anyway.on_click(show)
-    inputs = [*_form(prediction, take), show_anyway]
+    show_anyway.on_click(lambda _: prediction.skip())
+    inputs = [*_form(prediction, prediction.take), show_anyway]
     form = _show(inputs, line, prediction.question)
+    prediction.when_settled(show)
 
 
 def _form(prediction: "Prediction", take: Callable[[Any], None]) -> list[Any]:
@@ -76,12 +129,16 @@ def _form(prediction: "Prediction", take: Callable[[Any], None]) -> list[Any]:
 
 
 def _button(choice: Any, take: Callable[[Any], None]) -> Any:
+    button = _plain_button(str(choice))
+    button.on_click(lambda _: take(choice))
+    return button
+
+
+def _plain_button(word: str) -> Any:
     from ipywidgets import Button, Layout
 
     as_wide_as_its_word = Layout(width="auto", min_width="4em")
-    button = Button(description=str(choice), layout=as_wide_as_its_word)
-    button.on_click(lambda _: take(choice))
-    return button
+    return Button(description=word, layout=as_wide_as_its_word)
 
 
 def _field(take: Callable[[Any], None]) -> Any:
@@ -115,16 +172,18 @@ def _show(inputs: list[Any], result: Any, question: str) -> Any:
     """Display a form: a widget whose `keep(text)` says what is left of it in a saved notebook.
 
     A widget ends with its kernel, and JupyterLab then shows an error in its place. The text in HTML
-    stands beside it, so the file can do without the widget (`course_saving.keep_pictures`).
+    stands beside it, so the file can do without the widget (`course_saving.keep_pictures`). While
+    it says that the question is open, the page holds back what the cells show that would answer it
+    (`course.js`).
     """
     from IPython.display import display
     from ipywidgets import HBox, Label, Layout, VBox
 
     class Form(VBox):
-        left = f"{html.escape(question)}: run this cell to answer"
+        left = f'<div class="{_OPEN}">{html.escape(question)}: run this cell to answer</div>'
 
         def keep(self, text: str) -> None:
-            self.left = text
+            self.left = f'<div class="{_SETTLED}">{text}</div>'
             display(self, display_id=self.model_id, update=True)
 
         def _repr_mimebundle_(self, **options: Any) -> dict[str, Any]:
@@ -133,6 +192,7 @@ def _show(inputs: list[Any], result: Any, question: str) -> Any:
     label = Label(f"{question}:")
     row = HBox([label, *inputs], layout=Layout(flex_flow="row wrap"))
     form = Form([row, result])
+    form.add_class(_SETTLED)
     display(form, display_id=form.model_id)
     return form
 

@@ -5,8 +5,8 @@ from math import isclose
 from typing import Any
 
 from course_material import prediction_forms, scores
+from course_material.prediction_forms import NO_ANSWER
 
-NO_ANSWER = ...  # what stands in a cell until the learner has written an answer
 _asked: dict[str, "Prediction"] = {}  # by question, in the order of the chapter
 
 
@@ -24,6 +24,27 @@ class Prediction:
         self.answer = answer
         self.choices = tuple(choices)
         self.right: bool | None = None  # None until it is answered and measured
+        self._is_skipped = False
+        self._listeners: list[Callable[[], None]] = []
+
+    def take(self, answer: Any) -> None:
+        """Take an answer that was given by a form, and keep it for the kernels to come."""
+        self.answer = answer
+        scores.keep_answer(self.question, str(answer))
+        self._tell_forms()
+
+    def skip(self) -> None:
+        """The learner wants to see what was measured without an answer, and isn't asked again."""
+        self._is_skipped = True
+        self._tell_forms()
+
+    def when_settled(self, listener: Callable[[], None]) -> None:
+        """Call a function whenever there is an answer, or the question is skipped."""
+        self._listeners.append(listener)
+
+    def _tell_forms(self) -> None:
+        for listener in self._listeners:
+            listener()
 
     def measured(self, value: Any, within: float = 0.0, about: bool = False) -> None:
         """Print what was measured next to the answer, and by how much they differ.
@@ -42,7 +63,8 @@ class Prediction:
         def compare() -> str:
             return self._compare(value, within, about)
 
-        if self.answer is NO_ANSWER and prediction_forms.a_person_looks():
+        is_open = self.answer is NO_ANSWER and not self._is_skipped
+        if is_open and prediction_forms.a_person_looks():
             prediction_forms.ask_before_showing(self, compare)
         else:
             print(compare())

@@ -1,37 +1,91 @@
-"""How many predictions were right, kept over all chapters in a file of the learner's own.
+"""What a learner predicted, and whether it was right, kept in a file of the learner's own.
 
 `make lab` names the file in the environment's COURSE_SCORES. Elsewhere, as in a test, nothing is
-kept.
+kept. The file outlives the kernel, so a prediction is taken up again on the next day. It holds, by
+chapter (such as "03") and question, the answer as text, the day of the answer, and, once it has
+been measured, whether it was right.
 """
 
 import contextlib
+import datetime
 import json
 import os
 import re
 from pathlib import Path
+from typing import Any, NamedTuple
 
 FILE = "COURSE_SCORES"  # in the environment: the path of the file
 _CHAPTER = re.compile(r"lesson_(\d\d)_")  # in the name of a learner's copy
 
 
+class KeptAnswer(NamedTuple):
+    """An answer of an earlier run of the question's cell."""
+
+    text: str
+    day: datetime.date
+
+
 def note(question: str, right: bool) -> None:
     """Keep whether the answer to a question of this kernel's chapter was right."""
+    _update(question, {"right": right})
+
+
+def keep_answer(question: str, text: str) -> None:
+    """Keep an answer that was given just now; it takes the place of an earlier one."""
+    today = datetime.date.today().isoformat()
+    _update(question, {"answer": text, "day": today, "right": None})
+
+
+def kept_answer(question: str) -> KeptAnswer | None:
+    """The answer that was given last to a question of this kernel's chapter, if any was."""
+    chapter = _chapter_of_this_kernel()
+    path = os.environ.get(FILE)
+    if not path or not chapter:
+        return None
+    entry = _entries(Path(path)).get(chapter, {}).get(question, {})
+    with contextlib.suppress(KeyError, TypeError, ValueError):
+        return KeptAnswer(str(entry["answer"]), datetime.date.fromisoformat(entry["day"]))
+    return None
+
+
+def read(path: Path) -> dict[str, dict[str, bool]]:
+    """Whether each measured answer was right, by chapter and question; empty if unread."""
+    rights: dict[str, dict[str, bool]] = {}
+    for chapter, questions in _entries(path).items():
+        for question, entry in questions.items():
+            if entry.get("right") is not None:
+                rights.setdefault(chapter, {})[question] = entry["right"]
+    return rights
+
+
+def _update(question: str, news: dict[str, Any]) -> None:
     chapter = _chapter_of_this_kernel()
     path = os.environ.get(FILE)
     if not path or not chapter:
         return
-    scores = read(Path(path))
-    scores.setdefault(chapter, {})[question] = right
-    _replace(Path(path), json.dumps(scores, indent=1, sort_keys=True, ensure_ascii=False))
+    entries = _entries(Path(path))
+    entry = entries.setdefault(chapter, {}).setdefault(question, {})
+    entry.update(news)
+    _replace(Path(path), json.dumps(entries, indent=1, sort_keys=True, ensure_ascii=False))
 
 
-def read(path: Path) -> dict[str, dict[str, bool]]:
-    """Whether each answer was right, by chapter (such as "03") and question; empty if unread."""
+def _entries(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
+    """All that the file holds; nothing if it can't be read."""
+    kept = None
     with contextlib.suppress(OSError, ValueError):
-        scores = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(scores, dict):
-            return scores
-    return {}
+        kept = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(kept, dict):
+        return {}
+    entries = {}
+    for chapter, questions in kept.items():
+        if isinstance(questions, dict):
+            entries[chapter] = {text: _entry(value) for text, value in questions.items()}
+    return entries
+
+
+def _entry(value: Any) -> dict[str, Any]:
+    """What is kept of a question; files of November 2026 hold only whether it was right."""
+    return value if isinstance(value, dict) else {"right": bool(value)}
 
 
 def _chapter_of_this_kernel() -> str | None:

@@ -107,10 +107,10 @@ NODES = {
     "hang": 9550,  # a dataclass for each section of facts; a loop whose rounds differ in no_sync()
     "flight": 12200,  # dumps of any torch, read safely; evidence for nine kinds of guilt; a watcher
     "network": 4150,  # what a ring of a thousand ranks costs, by formula
-    "pictures": 7900,
+    "pictures": 8010,  # what is wide stands in two rows, so that it is readable in a small window
     "devices": 3060,
     # Hangs told from dumps, dry runs, a panel that comes by itself, silence that ends a launch.
-    PACKAGE: 65050,  # models that ranks have changed, or changed differently
+    PACKAGE: 65170,  # models that ranks have changed, or changed differently
     # Results as plain data; what an answer reaches beside its arguments: frames, memory, copies.
     JUDGE: 10650,  # what one line did has a name for each of its steps
     CLUSTER: 2150,

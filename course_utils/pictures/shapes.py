@@ -14,7 +14,7 @@ from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 
 INK = "#222222"
-_FONT = 12  # pixels: height of letters
+_FONT = 14  # pixels: height of letters
 _POINTS = 0.72  # of a pixel: an inch has 100 pixels and 72 points
 _HEAD = 7  # pixels of an arrow's head
 _HEAD_SLOPE = 0.38  # how far its two strokes are spread

@@ -19,6 +19,7 @@ HIGH = 0.56  # inches of a row
 Parts = list[list[float]]  # a rank's tensors, flattened; one for a single tensor
 Origins = dict[float, set[tuple[int, ...]]]  # by value, the sets of ranks that it may come from
 _FEW = 8  # ranks, of which each sum is looked for
+_SIDE_BY_SIDE = 9.5  # squares, at most, that are still readable in a window of 900 px
 _GAP = 0.3  # between two tensors of a rank; a square has a place of 1
 _ROUNDED = "round,pad=0.04,rounding_size=0.1"
 _GARBAGE = {"edgecolor": "#999999", "hatch": "xx", "linestyle": "--"}
@@ -118,15 +119,19 @@ def draw(old: list[Parts], new: list[Parts], undefined: Collection[int] = ()) ->
     """Draw both sides, a row per rank."""
     sides = [[_placed(rank_parts) for rank_parts in side] for side in (old, new)]
     widths = [_width(side) for side in sides]
-    size = (HIGH * sum(widths) + 1.6, HIGH * len(old) + 0.5)
-    figure, (left, right) = plt.subplots(
-        1, 2, figsize=size, width_ratios=widths, layout="constrained"
-    )
-    figure.get_layout_engine().set(wspace=0.08)
+    high = HIGH * len(old) + 0.5
+    if sum(widths) <= _SIDE_BY_SIDE:
+        size = (HIGH * sum(widths) + 1.6, high)
+        figure, grids = plt.subplots(1, 2, figsize=size, width_ratios=widths, layout="constrained")
+        figure.get_layout_engine().set(wspace=0.08)
+    else:  # one below the other, on one scale
+        widths = [max(widths)] * 2
+        size = (HIGH * widths[0] + 0.8, 2 * high)
+        figure, grids = plt.subplots(2, 1, figsize=size, layout="constrained")
     givers = origins(old)
     for axes, title, side, width, without_meaning in (
-        (left, "before", sides[0], widths[0], ()),
-        (right, "after", sides[1], widths[1], undefined),
+        (grids[0], "before", sides[0], widths[0], ()),
+        (grids[1], "after", sides[1], widths[1], undefined),
     ):
         rank_rows(axes, range(len(old)), width)
         axes.set_title(title, loc="left", fontsize=10)

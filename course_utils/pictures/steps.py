@@ -13,7 +13,9 @@ from course_utils.pictures.shapes import INK
 from course_utils.pictures.squares import cell, origin, origins, rank_rows
 from course_utils.pictures.style import show
 
-_ACROSS = 4  # grids in a row of the figure
+_ACROSS = 3  # grids in a row of the figure, so that it isn't shrunk in a window of 900 px
+_WIDE, _HIGH = 0.45, 0.42  # inches of a square
+_SIZE = 9  # points of the smallest text
 _ARROW = {"arrowstyle": "-|>", "color": INK, "linewidth": 1.5}
 _BOLD = {"edgecolor": INK, "linewidth": 2.2}
 State = Sequence[Sequence[float]]  # `state[rank][chunk]`
@@ -44,15 +46,17 @@ def _changed(old: Sequence[float], new: Sequence[float]) -> str:
 def draw(states: Sequence[State], trace: Trace) -> Figure:
     """Draw a grid for each state."""
     ranks, chunks = range(len(states[0])), range(len(states[0][0]))
-    rows = math.ceil(len(states) / _ACROSS)
-    inches = (_ACROSS * (0.5 * len(chunks) + 0.1) + 0.3, rows * (0.5 * len(ranks) + 0.5))
+    rows = 1 + math.ceil((len(states) - 1) / _ACROSS)
+    inches = (_ACROSS * (_WIDE * len(chunks) + 0.1) + 0.45, rows * (_HIGH * len(ranks) + 0.55))
     figure, grids = plt.subplots(rows, _ACROSS, figsize=inches, layout="constrained")
-    for axes in grids.flat[len(states) :]:
+    figure.get_layout_engine().set(wspace=0, w_pad=0.02)
+    for axes in grids.flat:
         axes.set_axis_off()
     targets = [_targets(trace, rank) for rank in ranks]
     givers = origins([[list(row)] for row in states[0]])
     for step, (old, new) in enumerate(pairwise([states[0], *states])):
-        axes = grids.flat[step]
+        # The first row has the beginning alone: in a ring of four, the other two are its halves.
+        axes = grids.flat[_ACROSS + step - 1] if step else grids.flat[0]
         _prepare(axes, step, ranks, chunks)
         for rank in ranks:
             for chunk in chunks:
@@ -72,15 +76,19 @@ def _targets(trace: Trace, rank: int) -> list[int | None]:
 
 
 def _prepare(axes: Axes, step: int, ranks: range, chunks: range) -> None:
+    axes.set_axis_on()
     rank_rows(axes, ranks, len(chunks))
     title = "before"
     if step:
         title = f"after {step} step" if step == 1 else f"after {step} steps"
-    axes.set(ylim=(len(ranks) + 0.15, -0.15), title=title)
-    if step % _ACROSS:  # the first grid of a row names the ranks
+    axes.set(ylim=(len(ranks) + 0.15, -0.15))
+    axes.set_title(title, fontsize=10)
+    if (step - 1) % _ACROSS and step:  # the first grid of a row names the ranks
         axes.set_yticks([])
     middles = [chunk + 0.5 for chunk in chunks]
-    axes.set_xticks(middles, [f"chunk {chunk}" for chunk in chunks], size=7)
+    names = ["chunk 0", *map(str, chunks[1:])]  # there is no room for the word each time
+    axes.set_xticks(middles, names)
+    axes.tick_params(labelsize=_SIZE, pad=1)
 
 
 def _draw_arrows(axes: Axes, chunk: int, senders: Sequence[int], target: int) -> None:

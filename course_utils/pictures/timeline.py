@@ -10,9 +10,10 @@ from course_utils.pictures.shapes import INK, Drawing, Line, Lines, Shape, Words
 from course_utils.pictures.style import KINDS, rounded, show, us
 
 ARROWS = 150  # more than so many messages are not drawn
-# Pixels: of the whole picture, and of its margins.
-_WIDTH, _LEFT, _RIGHT, _TOP, _BOTTOM = 900, 72, 100, 34, 44
-_UNCUT_WIDTH = 822  # where no row is cut, nothing is written at its right
+# Pixels: of the whole picture, which is shrunk to 500 in a small window, and of its margins.
+_WIDTH, _LEFT, _RIGHT, _TOP, _BOTTOM = 780, 72, 100, 34, 48
+_UNCUT_WIDTH = 716  # where no row is cut, nothing is written at its right
+_LETTER = 6.4  # pixels, on the average
 _HEIGHT = 350  # of up to 21 ranks together, so that sliders fit below on a small screen
 _LEAST_ROW, _LARGEST_ROW = 16, 58
 _OUTLINE = "#D55E00"
@@ -111,10 +112,10 @@ def _axis(plan: _Plan) -> Iterator[Shape]:
         x = plan.x(number * step_us)
         label = f"{number * step_us / plan.content.tick_us:,.10g}"
         yield Lines([(x, _TOP, x, plan.bottom + 4)], "#DDDDDD")
-        yield Words(x, plan.bottom + 17, label, "middle")
+        yield Words(x, plan.bottom + 19, label, "middle")
     yield Lines([(_LEFT, plan.bottom, _WIDTH - _RIGHT, plan.bottom)], INK)
     middle = (_LEFT + _WIDTH - _RIGHT) / 2
-    yield Words(middle, plan.bottom + 35, plan.content.clock, "middle")
+    yield Words(middle, plan.bottom + 39, plan.content.clock, "middle")
 
 
 def _ranks(plan: _Plan, first: Iterable[float]) -> Iterator[Shape]:
@@ -136,12 +137,12 @@ def _legend(kinds: Iterable[str], arrows: bool) -> Iterator[Shape]:
     x = float(_LEFT)
     for kind in kinds:
         name = KINDS[kind].name
-        yield from _strokes(kind, [(x, 16, x + 26, 16)], 12)
-        yield Words(x + 32, 20, name)
-        x += 58 + 5.6 * len(name)
+        yield from _strokes(kind, [(x, 16, x + 20, 16)], 12)
+        yield Words(x + 25, 21, name)
+        x += 46 + _LETTER * len(name)
     if arrows:
-        yield Lines(arrow((x, 16, x + 26, 16)), _ARROW, 0.8)
-        yield Words(x + 32, 20, "a message")
+        yield Lines(arrow((x, 16, x + 20, 16)), _ARROW, 0.8)
+        yield Words(x + 25, 21, "a message")
 
 
 def _strokes(kind: str, bars: list[Line], height: float) -> Iterator[Shape]:

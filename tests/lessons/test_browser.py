@@ -24,7 +24,7 @@ import upstream
 from jupyter_core.paths import jupyter_data_dir
 from nbformat.sign import NotebookNotary
 
-from course_tools.learner import workspace
+from course_tools.learner import copies, workspace
 from course_tools.notebooks.cells import WIDGET_VIEW
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -183,8 +183,13 @@ def _rewrite(lesson: Path) -> None:
     sources = [dedent(source).strip() for source in CELLS_WITH_WIDGETS]
     notebook.cells[1:] = map(nbformat.v4.new_code_cell, sources)
     notebook.cells[-1].metadata["tags"] = ["raises-exception"]
-    nbformat.write(notebook, lesson)
-    NotebookNotary(data_dir=jupyter_data_dir()).sign(notebook)  # what a browser writes is
+    _write_signed(notebook, lesson)
+
+
+def _write_signed(notebook: nbformat.NotebookNode, path: Path) -> None:
+    """As a browser writes it: Lab asks before a button acts in a file that isn't signed."""
+    nbformat.write(notebook, path)
+    NotebookNotary(data_dir=jupyter_data_dir()).sign(notebook)
 
 
 def _address(log: Path, server: subprocess.Popen) -> str:
@@ -471,6 +476,110 @@ def _fresh_takes_the_answers_along(course: Path, own: Path, environment: dict[st
     assert set(ANSWERS.values()) <= set(texts)
     stub = next(text for text in texts if text.startswith(upstream.NEW_STUB))
     assert texts.index(stub) + 1 == texts.index(ANSWERS["place_of"])
+
+
+ASKS, EXPERIMENT, RAISES, GOES_ON = range(1, 5)  # code cells of a lesson with one question
+ASKING, ASKING_TOO = "lesson_03_asks.ipynb", "lesson_04_asks.ipynb"  # each keeps its own answers
+LESSON_THAT_ASKS = [
+    "from course_utils import predict",
+    'guilty = predict("the guilty rank is", ..., choices=(1, 2))',
+    'print("rank 2 has not called")',
+    """
+    try:
+        raise RuntimeError("rank 2 failed")
+    except RuntimeError:
+        guilty.measured(2)
+        raise""",
+    'print("the lesson goes on")',
+]
+CODE_CELL = ".jp-Notebook .jp-CodeCell"
+RESTARTED = "() => window.jupyterapp.shell.currentWidget.sessionContext.restartKernel()"
+NOTE_NAME_ERRORS = """() => {
+    const {model} = window.jupyterapp.shell.currentWidget.content;
+    window.nameErrors = 0;
+    model.contentChanged.connect(() => {
+        const outputs = model.sharedModel.cells.flatMap(cell => cell.getOutputs?.() ?? []);
+        window.nameErrors += outputs.filter(output => output.ename === 'NameError').length;
+    });
+}"""
+
+
+@pytest.fixture(scope="module")
+def own_copies(tmp_path_factory):
+    """Serve a lesson with one question and a lab with its buttons; yield the server's address."""
+    folder = tmp_path_factory.mktemp("own") / "my"
+    folder.mkdir()
+    kernel = {"name": "python3", "display_name": "Python 3"}  # else Lab asks which
+    lesson = nbformat.v4.new_notebook(metadata={"kernelspec": kernel})
+    for source in LESSON_THAT_ASKS:
+        lesson.cells.append(nbformat.v4.new_code_cell(dedent(source).strip()))
+    lesson.cells[RAISES].metadata["tags"] = ["raises-exception"]
+    lesson.cells.insert(GOES_ON, nbformat.v4.new_markdown_cell("It was rank 2."))
+    for name in (ASKING, ASKING_TOO):
+        _write_signed(lesson, folder / name)
+    lab = copies.copied(ROOT / "exercises" / "02_process_groups.ipynb", ROOT, folder)
+    for cell in lab.cells:
+        if cell.source.startswith("def rank_of("):
+            cell.source = ANSWERS["rank_of"]
+    _write_signed(lab, folder / LAB)
+    with _serving(folder) as server:
+        yield server
+
+
+@pytest.fixture
+def own_page(own_copies, browser):
+    page = browser.new_page(viewport={"width": 1280, "height": 1000})
+    page.set_default_timeout(PATIENCE_MS)
+    yield page
+    _end_kernel(page)
+    page.close()
+
+
+def test_what_answers_an_open_question_is_held_back_even_where_a_cell_raises(own_copies, own_page):
+    page = own_page
+    _run_all(page, own_copies, ASKING)
+    shown = page.locator(f"{CODE_CELL} .jp-OutputArea")
+    explained = page.locator(".jp-RenderedMarkdown").get_by_text("It was rank 2.")
+    shown.nth(RAISES).get_by_role("button", name="just show me").wait_for()
+    shown.nth(GOES_ON).get_by_text("the lesson goes on").wait_for()
+    assert not shown.nth(EXPERIMENT).get_by_text("rank 2 has not called").is_visible()
+    assert not shown.nth(RAISES).get_by_text("RuntimeError: rank 2 failed").is_visible()
+    assert not explained.is_visible()
+    shown.nth(EXPERIMENT).click(position={"x": 100, "y": 10})
+    shown.nth(EXPERIMENT).get_by_text("rank 2 has not called").wait_for()
+    assert not shown.nth(RAISES).get_by_text("RuntimeError: rank 2 failed").is_visible()
+
+    shown.nth(RAISES).get_by_role("button", name="1", exact=True).click()
+    shown.nth(RAISES).get_by_text("the guilty rank is: 2; predicted 1: not so").wait_for()
+    shown.nth(RAISES).get_by_text("RuntimeError: rank 2 failed").wait_for()
+    shown.nth(ASKS).get_by_text("Noted: 1").wait_for()
+    explained.wait_for()
+
+
+def test_a_prediction_is_taken_up_again_after_a_restart(own_copies, own_page):
+    page = own_page
+    _run_all(page, own_copies, ASKING_TOO)
+    shown = page.locator(f"{CODE_CELL} .jp-OutputArea")
+    shown.nth(ASKS).get_by_role("button", name="1", exact=True).click()
+    shown.nth(ASKS).get_by_text("Noted: 1").wait_for()
+    page.evaluate(RESTARTED)
+    _run(page, Path(ASKING_TOO).stem)
+    shown.nth(ASKS).get_by_text("You predicted 1 today, and that still stands.").wait_for()
+    shown.nth(ASKS).get_by_role("button", name="answer anew").wait_for()
+    shown.nth(RAISES).get_by_text("the guilty rank is: 2; predicted 1: not so").wait_for()
+    shown.nth(EXPERIMENT).get_by_text("rank 2 has not called").wait_for()
+    assert page.get_by_role("button", name="just show me").count() == 0
+
+
+def test_check_in_a_new_kernel_runs_what_it_needs_first_and_shows_no_error(own_copies, own_page):
+    page = own_page
+    _open(page, own_copies, LAB)
+    _until(page, READY, 120)
+    page.evaluate(NOTE_NAME_ERRORS)
+    page.get_by_role("button", name="▶ Check").nth(1).click()  # of rank_of
+    page.get_by_text("The cells above run first").first.wait_for()
+    page.get_by_text("✓ passed: rank_of").first.wait_for()
+    assert page.evaluate("() => window.nameErrors") == 0
 
 
 @pytest.mark.soak

@@ -1,5 +1,6 @@
-"""Predictions that are made by a click: the forms, and the scores that are kept."""
+"""Predictions that are made by a click: the forms, and what is kept of them."""
 
+import datetime
 import json
 import os
 
@@ -112,13 +113,37 @@ def test_who_has_not_answered_is_asked_once_more_before_the_measurement_is_shown
     assert prediction.right is False
 
 
-def test_who_does_not_want_to_answer_sees_the_measurement_all_the_same(displayed):
+def test_who_does_not_want_to_answer_sees_the_measurement_all_the_same(displayed, capsys):
     prediction = predict("it is", ..., choices=("ring", "tree"))
     prediction.measured("<ring>")
     form = displayed[-1]
     buttons(form)["just show me"].click()
     assert "it is: &lt;ring&gt; (no prediction)" in texts(form)
     assert prediction.right is None
+    prediction.measured("<ring>")
+    assert displayed[-1] is form  # who has said so is not asked again
+    assert capsys.readouterr().out == "it is: <ring> (no prediction)\n"
+
+
+def test_an_answer_in_either_form_settles_both(displayed):
+    prediction = predict("the winner is", ..., choices=("ring", "tree"))
+    first = displayed[-1]
+    prediction.measured("ring")
+    second = displayed[-1]
+    buttons(second)["tree"].click()
+    assert "you predicted <b>tree</b>" in bundle(first)["text/html"]
+    buttons(first)["ring"].click()
+    assert "predicted ring: right" in bundle(second)["text/html"]
+    assert prediction.right
+
+
+def test_a_question_that_is_skipped_below_is_no_longer_open_above(displayed):
+    prediction = predict("it is")
+    first = displayed[-1]
+    prediction.measured(4)
+    buttons(displayed[-1])["just show me"].click()
+    assert "course-open" not in bundle(first)["text/html"]
+    assert "shown without a prediction" in bundle(first)["text/html"]
 
 
 def bundle(form: ipywidgets.Widget) -> dict[str, str]:
@@ -128,14 +153,15 @@ def bundle(form: ipywidgets.Widget) -> dict[str, str]:
 def test_a_saved_notebook_says_what_was_predicted_where_the_widget_has_ended(displayed):
     prediction = predict("the winner is", ..., choices=("ring", "<tree>"))
     form = displayed[-1]
-    assert bundle(form)["text/html"] == "the winner is: run this cell to answer"
+    asked = '<div class="course-form course-open">the winner is: run this cell to answer</div>'
+    assert bundle(form)["text/html"] == asked  # by `course-open` the page knows what to hold back
     buttons(form)["<tree>"].click()
     assert displayed[-2:] == [form, form]  # displayed again, so that the page has the new text
     output = {"output_type": "display_data", "data": bundle(form)}
     assert WIDGET_VIEW in output["data"]
     keep_pictures({"type": "notebook", "content": {"cells": [{"outputs": [output]}]}})
     assert WIDGET_VIEW not in output["data"]
-    said = "the winner is: you predicted <b>&lt;tree&gt;</b>"
+    said = '<div class="course-form">the winner is: you predicted <b>&lt;tree&gt;</b></div>'
     assert output["data"]["text/html"] == said
     assert prediction.answer == "<tree>"
 
@@ -187,14 +213,98 @@ def test_elsewhere_nothing_is_kept(kept, monkeypatch, name):
     assert not kept.exists()
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "null"])
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"03": 1}'])
 def test_a_file_of_scores_that_is_broken_begins_anew(kept, text):
     kept.write_text(text)
     predict("a", 1).measured(1)
-    assert json.loads(kept.read_text()) == {"03": {"a": True}}
+    assert json.loads(kept.read_text()) == {"03": {"a": {"right": True}}}
+
+
+def test_a_file_of_the_first_learners_is_read_as_well(kept):
+    kept.write_text('{"03": {"a": true, "b": false}}')
+    assert scores.read(kept) == {"03": {"a": True, "b": False}}
+    assert scores.kept_answer("a") is None
+    predict("b", 1).measured(1)
+    assert scores.read(kept) == {"03": {"a": True, "b": True}}
 
 
 def test_a_folder_that_cannot_be_written_disturbs_no_lesson(kept, monkeypatch, capsys):
     monkeypatch.setenv(scores.FILE, str(kept.parent / "missing" / "file.json"))
     predict("a", 1).measured(1)
     assert capsys.readouterr().out == "a: 1; predicted 1: right\n"
+
+
+def answered_days_ago(path, days: int) -> None:
+    """As if the answers in a file were older."""
+    entries = json.loads(path.read_text())
+    day = datetime.date.today() - datetime.timedelta(days=days)
+    for entry in entries["03"].values():
+        entry["day"] = day.isoformat()
+    path.write_text(json.dumps(entries))
+
+
+@pytest.mark.parametrize("choices", [(), ("ring", "tree")])
+def test_after_a_restart_the_answer_still_stands(kept, displayed, capsys, choices):
+    predict("the winner is", ..., choices=choices).take("tree")
+    answered_days_ago(kept, 1)
+    displayed.clear()
+    again = predict("the winner is", ..., choices=choices)
+    form = displayed[-1]
+    assert "You predicted <b>tree</b> yesterday" in texts(form)
+    assert "you predicted <b>tree</b>" in bundle(form)["text/html"]
+    assert list(buttons(form)) == ["answer anew"]
+    again.measured("ring")
+    assert displayed[-1] is form
+    told = capsys.readouterr().out
+    assert told == "the winner is: ring; predicted tree: not so\n"
+    assert scores.read(kept) == {"03": {"the winner is": False}}
+
+
+@pytest.mark.parametrize(("days", "when"), [(0, "today"), (1, "yesterday"), (9, "on 20")])
+def test_it_is_said_when_one_predicted(kept, displayed, days, when):
+    predict("it is").take("ring")
+    answered_days_ago(kept, days)
+    predict("it is")
+    assert f"</b> {when}" in texts(displayed[-1])
+
+
+@pytest.mark.parametrize("typed", ["6", "0.5", "[1, 2]", "1, 2", "203,530", "True", "ring", "inf"])
+def test_what_was_typed_means_the_same_after_a_restart(kept, displayed, typed):
+    answer = prediction_forms.parsed(typed)
+    predict("it is").take(answer)
+    assert predict("it is").answer == answer
+
+
+def test_who_wants_to_answer_anew_keeps_the_old_answer_until_there_is_a_new_one(kept, displayed):
+    predict("the rank is", ..., choices=(0, 1)).take(0)
+    again = predict("the rank is", ..., choices=(0, 1))
+    form = displayed[-1]
+    buttons(form)["answer anew"].click()
+    assert list(buttons(form)) == ["0", "1"]
+    assert again.answer == 0
+    buttons(form)["1"].click()
+    assert again.answer == 1
+    assert predict("the rank is", ..., choices=(0, 1)).answer == 1
+
+
+def test_a_new_answer_is_not_right_before_it_is_measured(kept, displayed):
+    prediction = predict("it is")
+    prediction.take(4)
+    prediction.measured(4)
+    prediction.take(5)
+    assert scores.read(kept) == {}
+    prediction.measured(4)
+    assert scores.read(kept) == {"03": {"it is": False}}
+
+
+def test_an_answer_that_is_no_choice_any_more_is_asked_for_anew(kept, displayed):
+    predict("the winner is", ..., choices=("ring", "star")).take("star")
+    again = predict("the winner is", ..., choices=("ring", "tree"))
+    assert again.answer is ...
+    assert list(buttons(displayed[-1])) == ["ring", "tree"]
+
+
+def test_an_answer_in_the_cell_counts_more_than_an_earlier_one(kept, displayed, capsys):
+    predict("it is").take(4)
+    predict("it is", 5).measured(5)
+    assert capsys.readouterr().out == "it is: 5; predicted 5: right\n"

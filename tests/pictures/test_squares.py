@@ -92,3 +92,17 @@ def test_values_that_are_not_finite_can_be_drawn(shown):
     plot_ranks([bad, bad], [bad, None])
     plot_ranks([bad.repeat(20)] * 2, [bad] * 2)
     assert len(shown) == 4
+
+
+@pytest.mark.parametrize("squares", [1, 4, 8])
+def test_squares_are_readable_in_a_window_of_900_px(squares, smallest_px):
+    held = [[list(range(squares))]] * 4
+    assert smallest_px(draw(held, held)) >= 9
+
+
+def test_what_is_wide_stands_one_below_the_other_on_one_scale():
+    figure = draw([[[1, 2]]], [[[1.0] * 8]])
+    before, after = figure.axes
+    assert before.get_position().y0 > after.get_position().y1
+    assert before.get_xlim() == after.get_xlim()
+    plt.close(figure)

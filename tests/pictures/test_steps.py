@@ -34,3 +34,15 @@ def test_there_is_a_grid_per_state_and_an_arrow_to_what_has_changed():
     arrows = [sum(text.get_text() == "" for text in axes.texts) for axes in grids]
     assert arrows == [0, 3, 3]  # what goes from the last rank to the first is drawn in two halves
     plt.close(figure)
+
+
+def test_a_ring_of_four_is_readable_in_a_window_of_900_px(smallest_px):
+    states = [[[1111, 2222, 3333, 4444]] * 4] * 7
+    assert smallest_px(draw(states, TRACE)) >= 9
+
+
+def test_the_beginning_stands_above_the_two_halves_of_a_ring():
+    figure = draw([[[1, 2, 3, 4]] * 4] * 7, TRACE)
+    tops = [round(axes.get_position().y1, 2) for axes in figure.axes if axes.axison]
+    assert [tops.count(top) for top in sorted(set(tops), reverse=True)] == [1, 3, 3]
+    plt.close(figure)

@@ -1,11 +1,13 @@
 """Timelines: what is drawn, on which clock, and the words that a strict test compares."""
 
 import itertools
+import re
 
 import matplotlib.pyplot as plt
 import pytest
 import torch
 import torch.distributed as dist
+from conftest import NARROW_PX
 from matplotlib.colors import to_rgb
 from recordings import NETWORK, event, one_message, ring, straggler
 
@@ -186,3 +188,12 @@ def test_words_for_numbers():
     assert [in_short(r) for r in ([3], [0, 1], [0, 1, 2], [0, 2, 5])] == [
         "rank 3", "ranks 0 and 1", "ranks 0 to 2", "ranks 0, 2 and 5",
     ]  # fmt: skip
+
+
+def test_a_timeline_is_readable_in_a_window_of_900_px(smallest_px):
+    whole = draw(activity(ring(4).replay(NETWORK)))
+    assert smallest_px(as_figure(whole)) >= 9
+    cut = draw(activity(ring(4).replay(NETWORK)), end=1.0)
+    assert smallest_px(as_figure(cut)) >= 9
+    letters = re.search(r'font-size="(\d+)"', as_svg(cut))  # beside sliders, as wide as the page
+    assert int(letters[1]) * NARROW_PX / cut.width >= 8.8

@@ -58,7 +58,7 @@ def test_the_axis_stays_and_what_it_cannot_show_is_cut_and_marked_until_one_pres
     assert ">▸ 101.0 µs</text>" in picture.value
     assert "The axis ends at 12.0 µs: press <b>fit</b>" in picture.value
     xs = [float(x) for x in re.findall(r"[ML](\d+\.\d) ", picture.value)]
-    assert max(xs) == 800  # where the axis ends
+    assert max(xs) == 680  # where the axis ends
     fit.click()
     assert ticks(picture)[-1] == "120"
     assert "▸" not in picture.value
