@@ -3,7 +3,7 @@
 import html
 import io
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from IPython import get_ipython
@@ -50,12 +50,19 @@ KINDS = {
 
 def rank_style(rank: int) -> dict[str, str]:
     """Return `color`, `linestyle` and `marker` for `Axes.plot`, the same for a rank everywhere."""
-    return {name: values[rank % len(values)] for name, values in _STYLES.items()}
+    return _style_number(rank, _STYLES)
 
 
 def plain_style(number: int) -> dict[str, str]:
     """Return `color`, `linestyle` and `marker` for what is no rank: greys, which no rank has."""
-    return {name: values[number % 3] for name, values in _PLAIN_STYLES.items()}
+    return _style_number(number, _PLAIN_STYLES)
+
+
+def _style_number(number: int, styles: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    style = {}
+    for name, values in styles.items():
+        style[name] = values[number % len(values)]
+    return style
 
 
 def show(figure: "Figure", text: str) -> None:
@@ -105,7 +112,8 @@ def first_of(parts: list[str]) -> str:
 def rounded(value: float, digits: Sequence[float] = ROUND) -> float:
     """Return the next number upwards that is round: a power of ten times one of `digits`."""
     power = 10.0 ** math.floor(math.log10(value))
-    return next(power * digit for digit in digits if power * digit >= value)
+    choices = [power * digit for digit in digits]
+    return min(choice for choice in choices if choice >= value)
 
 
 def us(value: float) -> str:
