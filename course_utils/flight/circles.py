@@ -1,7 +1,9 @@
 """Circles in a graph of who waits for whom: by rank, the ranks that it waits for."""
 
+Graph = dict[int, set[int]]
 
-def round_trip(waits_for: dict[int, set[int]]) -> list[int]:
+
+def round_trip(waits_for: Graph) -> list[int]:
     """Ranks that wait for each other in turn, of a graph in which each waits for somebody."""
     trip = []
     rank = min(waits_for)
@@ -12,7 +14,7 @@ def round_trip(waits_for: dict[int, set[int]]) -> list[int]:
     return sorted(trip[start:])
 
 
-def circles_in(waits_for: dict[int, set[int]]) -> list[list[int]]:
+def circles_in(waits_for: Graph) -> list[list[int]]:
     """The ranks that wait for each other, directly or through others: a list for each circle.
 
     Ranks that wait for nobody are taken away again and again, and so are those that nobody waits
@@ -32,7 +34,7 @@ def circles_in(waits_for: dict[int, set[int]]) -> list[list[int]]:
     return circles
 
 
-def in_circles(waits_for: dict[int, set[int]]) -> dict[int, set[int]]:
+def in_circles(waits_for: Graph) -> Graph:
     """The graph without ranks that wait for nobody in it, or that nobody in it waits for."""
     graph = waits_for
     while True:
@@ -43,20 +45,20 @@ def in_circles(waits_for: dict[int, set[int]]) -> dict[int, set[int]]:
         graph = _among(kept, graph)
 
 
-def _among(ranks: set[int], waits_for: dict[int, set[int]]) -> dict[int, set[int]]:
+def _among(ranks: set[int], waits_for: Graph) -> Graph:
     """The part of a graph that is between these ranks."""
     return {rank: waits_for[rank] & ranks for rank in ranks}
 
 
-def _reversed(waits_for: dict[int, set[int]]) -> dict[int, set[int]]:
-    waiters: dict[int, set[int]] = {rank: set() for rank in waits_for}
+def _reversed(waits_for: Graph) -> Graph:
+    waiters: Graph = {rank: set() for rank in waits_for}
     for rank, others in waits_for.items():
         for other in others:
             waiters[other].add(rank)
     return waiters
 
 
-def _reached(start: int, waits_for: dict[int, set[int]]) -> set[int]:
+def _reached(start: int, waits_for: Graph) -> set[int]:
     reached = {start}
     to_visit = [start]
     while to_visit:

@@ -16,7 +16,7 @@ Sources: the headers in torch's wheels for the names of the fields (2.5: `NCCLUt
 
 import functools
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,6 +46,11 @@ _KINDS = {  # names in the flight recorder that are not those of torch.distribut
     "alltoall": "all_to_all",
     "alltoall_base": "all_to_all",
 }
+RawDump = dict[str, Any]  # as its file has it
+RawDumps = dict[int, RawDump]  # by rank
+Entry = dict[str, Any]  # of a raw dump: a call
+RawStatus = dict[str, Any]  # of a raw dump: how far a group has come
+CodeLine = tuple[str, int, str]  # file, number and function
 MAX_RANKS = 2**20  # more than any job has: a number beyond it is a process id, or a lie
 
 
@@ -72,6 +77,9 @@ class Group:
         return self.desc == DEFAULT
 
 
+Numbers = dict[Group, int]  # by group the number of a collective
+
+
 @dataclass(frozen=True, eq=False)
 class Call:
     """One entry of a dump: a collective or one end of a message."""
@@ -88,13 +96,18 @@ class Call:
     dtypes: tuple[str, ...] = ()
     sender: int | None = None  # of a message; None if any rank may send
     receiver: int | None = None
-    line: tuple[str, int, str] | None = None  # file, number and function of the user's line
+    line: CodeLine | None = None  # the user's
     by_gloo: bool = False  # whose `finished` is late, and also true of a call that has failed
 
     @property
     def is_message(self) -> bool:
         """Whether it has one other end, and not a group."""
         return self.kind in ("send", "recv")
+
+    @property
+    def meeting(self) -> tuple[Group, int]:
+        """What a collective is known by on all ranks: its group, and its number there."""
+        return self.group, self.number
 
     @property
     def ends(self) -> list[int]:
@@ -120,8 +133,8 @@ class RankDump:
     rank: int
     file: str
     calls: tuple[Call, ...]
-    last_enqueued: dict[Group, int]  # the number of its last collective in a group
-    last_completed: dict[Group, int]
+    last_enqueued: Numbers  # the number of its last collective in a group
+    last_completed: Numbers
     now_ns: int = 0  # when the dump was written; 0 if that is unknown
     stack: str = ""  # where the rank's threads were, if it has left that too
     failed: bool = False  # whether an exception had ended it when it left this
@@ -165,7 +178,7 @@ def read_folder(folder: str | Path) -> Dumps:
     folder = Path(folder)
     if not folder.is_dir():
         raise NotADirectoryError(str(folder))
-    raw: dict[int, dict[str, Any]] = {}
+    raw: RawDumps = {}
     files: dict[int, str] = {}
     left_out = []
     for path in sorted(folder.iterdir()):
@@ -184,7 +197,7 @@ def read_folder(folder: str | Path) -> Dumps:
     return from_raw(raw, files, left_out)
 
 
-def _note_when_written(folder: Path, raw: dict[int, dict[str, Any]], files: dict[int, str]) -> None:
+def _note_when_written(folder: Path, raw: RawDumps, files: dict[int, str]) -> None:
     """Torch's own dumps don't say when they were written, but their files do.
 
     A copy may have lost that. If a file seems to be older than a call in it, none is believed.
@@ -203,7 +216,7 @@ def _note_when_written(folder: Path, raw: dict[int, dict[str, Any]], files: dict
         dump.setdefault("dumped_ns", written_ns[rank])
 
 
-def _read_file(path: Path) -> tuple[int, dict[str, Any]]:
+def _read_file(path: Path) -> tuple[int, RawDump]:
     """The rank of a dump, and what is in it."""
     dump = read(path)
     rank = rank_of(path.name)
@@ -227,7 +240,7 @@ def rank_of(name: str) -> int | None:
 
 
 def from_raw(
-    raw: dict[int, dict[str, Any]],
+    raw: RawDumps,
     files: dict[int, str],
     left_out: list[LeftOut],
 ) -> Dumps:
@@ -258,7 +271,7 @@ def _world(all_tables: dict[int, "_Tables"]) -> tuple[int, ...]:
 _Tables = dict[str, tuple[str, tuple[int, ...]]]
 
 
-def _tables(dump: dict[str, Any]) -> _Tables:
+def _tables(dump: RawDump) -> _Tables:
     """By name of a group its description and its ranks, as far as the dump says them."""
     config = dump.get("pg_config")
     if not isinstance(config, dict):
@@ -270,7 +283,8 @@ def _tables(dump: dict[str, Any]) -> _Tables:
         ranks = group.get("ranks", "")
         if isinstance(ranks, list | tuple):
             ranks = str(list(ranks))
-        tables[str(name)] = (str(group.get("desc", "")), _ranks_in(str(ranks)))
+        desc = str(group.get("desc", ""))
+        tables[str(name)] = (desc, _ranks_in(str(ranks)))
     return tables
 
 
@@ -286,7 +300,7 @@ class _Groups:
 
     def __init__(
         self,
-        raw: dict[int, dict[str, Any]],
+        raw: RawDumps,
         all_tables: dict[int, _Tables],
         world: tuple[int, ...],
     ) -> None:
@@ -305,15 +319,14 @@ class _Groups:
 
     def _note_table(self, rank: int, tables: _Tables) -> None:
         self.names[rank] = sorted(tables, key=_natural)
-        counts: dict[tuple[str, tuple[int, ...]], int] = defaultdict(int)
+        how_often = Counter[tuple[str, tuple[int, ...]]]()  # there was such a group
         for name in self.names[rank]:
             desc, ranks = tables[name]
             if not name:
                 self._last[rank] = ranks
                 continue
-            index = counts[desc, ranks]
-            counts[desc, ranks] += 1
-            self._known[rank, name] = self._object(desc, ranks, index)
+            self._known[rank, name] = self._object(desc, ranks, how_often[desc, ranks])
+            how_often[desc, ranks] += 1
 
     def _object(self, *fields: Any, known: bool = True) -> Group:
         """The one object for a group."""
@@ -322,7 +335,7 @@ class _Groups:
             self._objects[key] = Group(*fields, known=known)
         return self._objects[key]
 
-    def _note_users(self, rank: int, dump: dict[str, Any]) -> None:
+    def _note_users(self, rank: int, dump: RawDump) -> None:
         for entry in dump.get("entries", []):
             if not isinstance(entry, dict):
                 continue
@@ -381,7 +394,7 @@ def _natural(name: str) -> tuple[int, str]:
     return 10**10, name
 
 
-def _name_and_desc(entry: dict[str, Any]) -> tuple[str, str]:
+def _name_and_desc(entry: Entry) -> tuple[str, str]:
     group = entry.get("process_group")
     if isinstance(group, list | tuple) and len(group) == 2:
         name, desc = group
@@ -390,7 +403,7 @@ def _name_and_desc(entry: dict[str, Any]) -> tuple[str, str]:
     return str(pg_id), ""
 
 
-def _rank_dump(rank: int, file: str, dump: dict[str, Any], groups: _Groups) -> RankDump:
+def _rank_dump(rank: int, file: str, dump: RawDump, groups: _Groups) -> RankDump:
     calls = []
     group_of_id: dict[str, Group] = {}
     entries = _without_ends(dump.get("entries", []), groups.has_batches)
@@ -413,14 +426,14 @@ def _rank_dump(rank: int, file: str, dump: dict[str, Any], groups: _Groups) -> R
     )
 
 
-def _without_ends(entries: list[Any], has_batches: bool) -> list[dict[str, Any]]:
+def _without_ends(entries: list[Any], has_batches: bool) -> list[Entry]:
     """Entries without those that end a batch; each call of a batch has the state of its end.
 
     In a dump of pending calls only, a message without an end is over, since its end was left out;
     in a dump of all calls, the rank is just issuing it.
     """
-    kept: list[dict[str, Any]] = []
-    batch: list[dict[str, Any]] = []
+    kept: list[Entry] = []
+    batch: list[Entry] = []
     for entry in entries:
         if not isinstance(entry, dict):
             raise TypeError(entry)
@@ -441,9 +454,7 @@ def _without_ends(entries: list[Any], has_batches: bool) -> list[dict[str, Any]]
     return kept + _settled(batch, None, has_batches)
 
 
-def _settled(
-    batch: list[dict[str, Any]], end: dict[str, Any] | None, has_batches: bool
-) -> list[dict[str, Any]]:
+def _settled(batch: list[Entry], end: Entry | None, has_batches: bool) -> list[Entry]:
     """The calls of a batch, with the state of the entry that ends it."""
     if not batch or (end is None and not batch[0].get("is_p2p")):
         return batch
@@ -458,13 +469,13 @@ def _settled(
     return [entry | state for entry in batch]
 
 
-def _batch_of(entry: dict[str, Any]) -> tuple[Any, ...]:
+def _batch_of(entry: Entry) -> tuple[Any, ...]:
     """What the calls of a batch and its end have in common."""
     number = entry.get("p2p_seq_id") if entry.get("is_p2p") else None
     return _name_and_desc(entry), number or entry.get("collective_seq_id")
 
 
-def _ends_a_batch(entry: dict[str, Any]) -> bool:
+def _ends_a_batch(entry: Entry) -> bool:
     return str(entry.get("profiling_name", "")).endswith("coalesced")
 
 
@@ -480,7 +491,7 @@ class _CallName(NamedTuple):
         return self.sender != ""
 
 
-def _call(rank: int, order: int, group: Group, entry: dict[str, Any]) -> Call:
+def _call(rank: int, order: int, group: Group, entry: Entry) -> Call:
     profiling_name = str(entry.get("profiling_name", ""))
     name = _read_name(profiling_name)
     number = _integer(entry.get("collective_seq_id", entry.get("seq_id")))
@@ -525,7 +536,7 @@ def _is_by_gloo(profiling_name: str) -> bool:
     return profiling_name.startswith("gloo:")
 
 
-def _is_finished(entry: dict[str, Any]) -> bool:
+def _is_finished(entry: Entry) -> bool:
     """Whether the call is over: gloo only says so by `retired`."""
     profiling_name = str(entry.get("profiling_name", ""))
     if _is_by_gloo(profiling_name):
@@ -563,7 +574,7 @@ def _sizes(sizes: Any) -> tuple[tuple[int, ...], ...]:
     return tuple(checked)
 
 
-def _line(frames: Any) -> tuple[str, int, str] | None:
+def _line(frames: Any) -> CodeLine | None:
     """The innermost line outside of torch."""
     if not isinstance(frames, list | tuple):
         return None
@@ -580,15 +591,15 @@ def _line(frames: Any) -> tuple[str, int, str] | None:
 
 
 def _last_numbers(
-    calls: Iterable[Call], status: dict[Group, dict[str, Any]], mixed: set[str]
-) -> tuple[dict[Group, int], dict[Group, int]]:
+    calls: Iterable[Call], status: dict[Group, RawStatus], mixed: set[str]
+) -> tuple[Numbers, Numbers]:
     """The last collective of each group that the rank has called, and that is over.
 
     `pg_status` counts collectives and messages together, so it is of no use for a group that has
     had both; `mixed` has the descriptions of such groups.
     """
-    enqueued: dict[Group, int] = {}
-    completed: dict[Group, int] = {}
+    enqueued: Numbers = {}
+    completed: Numbers = {}
     for call in calls:
         if call.is_message:
             continue
@@ -603,14 +614,14 @@ def _last_numbers(
     return enqueued, completed
 
 
-def _raise_to(number: int, numbers: dict[Group, int], group: Group) -> None:
+def _raise_to(number: int, numbers: Numbers, group: Group) -> None:
     """Note a group's number, unless a higher one is noted."""
     numbers[group] = max(numbers.get(group, 0), number)
 
 
 def _status(
-    rank: int, dump: dict[str, Any], groups: _Groups, group_of_id: dict[str, Group]
-) -> dict[Group, dict[str, Any]]:
+    rank: int, dump: RawDump, groups: _Groups, group_of_id: dict[str, Group]
+) -> dict[Group, RawStatus]:
     """`pg_status` by group. It has a group's id, which only entries connect with its name.
 
     Both count the groups in the order in which they were made, so they can be laid side by side

@@ -20,7 +20,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from course_utils.flight.circles import circles_in, in_circles, round_trip
+from course_utils.flight.circles import Graph, circles_in, in_circles, round_trip
 from course_utils.flight.dumps import Call, Dumps, Group
 from course_utils.flight.wait_graph import Edge, WaitGraph, by_number, label, others_in
 
@@ -92,11 +92,14 @@ class Judge:
         self.graph = graph
         self.dumps = graph.dumps
         self.evidence: dict[int, Evidence] = {}
+        self._by_rank = graph.dumps.by_rank
+        self._pending = graph.pending
+        self._edges = graph.edges
         self._in_differing: set[int] = set()
 
     def decide(self) -> Verdict:
         """The verdict on these dumps."""
-        pending = {rank: calls for rank, calls in self.graph.pending.items() if calls}
+        pending = {rank: calls for rank, calls in self._pending.items() if calls}
         if not pending and not any(self.graph.stale.values()):
             return self._nothing_pending()
         self._different()
@@ -126,7 +129,7 @@ class Judge:
 
     def _nothing_pending(self) -> Verdict:
         """Nobody waits; but were there any dumps at all?"""
-        if not self.dumps.by_rank or self.dumps.missing:
+        if not self._by_rank or self.dumps.missing:
             return Verdict(UNKNOWN)
         return Verdict(NOTHING)
 
@@ -137,6 +140,10 @@ class Judge:
         waiters = {edge.waiter for edge in self.graph.waiters_of(rank)}
         waiting = tuple(sorted(waiters))
         self.evidence[rank] = Evidence(rank, why, call=call, waiting=waiting, **more)
+
+    def _first_call(self, rank: int) -> Call:
+        """The first call that a rank has pending."""
+        return self._pending[rank][0]
 
     def _different(self) -> None:
         """A rank calls something else than most of the group do."""
@@ -169,9 +176,9 @@ class Judge:
         sinks = []
         held_sinks = []  # whose own calls have been joined by all members
         for rank in sorted(waited_for):
-            if rank not in self.dumps.by_rank or rank in self.graph.edges:
+            if rank not in self._by_rank or rank in self._edges:
                 continue
-            if self.graph.pending[rank]:
+            if self._pending[rank]:
                 held_sinks.append(rank)
             else:
                 sinks.append(rank)
@@ -186,14 +193,14 @@ class Judge:
         for rank in ranks:
             call = waited_for[rank].call
             # It may have come since, if its dump is older than the call.
-            is_older = 0 < self.dumps.by_rank[rank].now_ns < call.created_ns
+            is_older = 0 < self._by_rank[rank].now_ns < call.created_ns
             certainty = LIKELY if is_older or self.dumps.has_unseen_messages else PROVEN
             self._add(rank, ABSENT, call, certainty=certainty)
 
     def _edges_to_those_waited_for(self) -> dict[int, Edge]:
         """By rank that others wait for, one edge to it: a collective says more than a message."""
         edges: dict[int, Edge] = {}
-        for others in self.graph.edges.values():
+        for others in self._edges.values():
             for other, edge in others.items():
                 if other not in edges or edges[other].call.is_message:
                     edges[other] = edge
@@ -201,16 +208,16 @@ class Judge:
 
     def _extra_call(self, sinks: list[int]) -> Call | None:
         """A rank alone waits for all the others of a group, which stand at the same place."""
-        if len(self.graph.edges) != 1:
+        if len(self._edges) != 1:
             return None
-        ((waiter, others),) = self.graph.edges.items()
+        ((waiter, others),) = self._edges.items()
         call = next(iter(others.values())).call
         members = set(call.group.ranks)
         is_alone = members - {waiter} <= set(sinks)
         if call.is_message or not is_alone or len(others) < 2:
             return None
         for rank in others:
-            dump = self.dumps.by_rank.get(rank)
+            dump = self._by_rank.get(rank)
             if dump is None or dump.last_enqueued.get(call.group, 0) != call.number - 1:
                 return None
         return call
@@ -224,7 +231,7 @@ class Judge:
         left = set(ranks)
         while left:
             rank = min(left)
-            first = self.graph.pending[rank][0]
+            first = self._first_call(rank)
             together = self._held_with(rank, left)
             left -= together
             if not together.isdisjoint(self.evidence):
@@ -245,29 +252,29 @@ class Judge:
     def _held_with(self, rank: int, candidates: set[int]) -> set[int]:
         """A held rank, and those who take part in its calls and are held as well."""
         together = {rank}
-        calls = self.graph.pending[rank]
+        calls = self._pending[rank]
         for call in calls:
             together |= candidates.intersection(others_in(call))
         for other in others_in(calls[0]):
-            if self.graph.pending.get(other) and other not in self.graph.edges:
+            if self._pending.get(other) and other not in self._edges:
                 together.add(other)
         return together
 
     def _add_stuck(self, ranks: list[int]) -> None:
         for rank in ranks:
-            self._add(rank, STUCK, self.graph.pending[rank][0])
+            self._add(rank, STUCK, self._first_call(rank))
 
     def _with_most_pending(self, ranks: set[int]) -> list[int]:
         """Of ranks that have called as much as each other: those that have finished least."""
-        most = max(len(self.graph.pending[rank]) for rank in ranks)
-        return [rank for rank in sorted(ranks) if len(self.graph.pending[rank]) == most]
+        most = max(len(self._pending[rank]) for rank in ranks)
+        return [rank for rank in sorted(ranks) if len(self._pending[rank]) == most]
 
     def _furthest_behind(self, ranks: set[int]) -> set[int]:
         """Those that have called least, in groups of kinds that all of them are in."""
         counts_by_rank = {}
         for rank in ranks:
             counts = Counter[str]()
-            for group, last in self.dumps.by_rank[rank].last_enqueued.items():
+            for group, last in self._by_rank[rank].last_enqueued.items():
                 counts[group.desc] += last
             counts_by_rank[rank] = counts
         shared = set.intersection(*map(set, counts_by_rank.values()))
@@ -279,7 +286,7 @@ class Judge:
 
     def _behind(self) -> None:
         """A rank that has not come, although what it waits in has kept no peer from coming."""
-        who_waits = set(self.graph.edges)
+        who_waits = set(self._edges)
         for meeting in sorted(self.graph.pending_at, key=by_number):
             group, _number = meeting
             waiting = self.graph.pending_at[meeting] & who_waits
@@ -294,13 +301,13 @@ class Judge:
 
     def _has_no_excuse(self, rank: int, call: Call, waiting: set[int]) -> bool:
         """Whether every peer had the same calls pending and came all the same."""
-        roles = set(map(_role, self.graph.pending[rank]))
+        roles = set(map(_role, self._pending[rank]))
         if not roles:
             return False
-        calls = self.graph.calls_of((call.group, call.number))
+        calls = self.graph.calls_of(call.meeting)
         for peer in waiting:
             issued_before = set()
-            for pending in self.graph.pending[peer]:
+            for pending in self._pending[peer]:
                 if pending.order < calls[peer].order:
                     issued_before.add(_role(pending))
             if not roles <= issued_before:
@@ -310,7 +317,7 @@ class Judge:
     def _unexplained(self) -> list[int]:
         """Ranks that wait, and neither directly nor through others for a guilty one."""
         explained = self._perhaps_explained()
-        return [rank for rank in self.graph.edges if rank not in explained]
+        return [rank for rank in self._edges if rank not in explained]
 
     def _perhaps_explained(self) -> set[int]:
         """The guilty, and who has a call pending with one of them, or with one such rank.
@@ -320,7 +327,7 @@ class Judge:
         explained = set(self.evidence)
         beside = self._beside_the_missing()
         met: dict[Group, set[int]] = defaultdict(set)  # who has a collective pending in a group
-        for rank, calls in self.graph.pending.items():
+        for rank, calls in self._pending.items():
             for call in calls:
                 if not call.is_message:
                     met[call.group].add(rank)
@@ -337,23 +344,23 @@ class Judge:
             groups_left -= its_groups
             for group in its_groups:
                 reached |= met[group]
-                reached |= group.members - self.dumps.by_rank.keys()
+                reached |= group.members - self._by_rank.keys()
             for other in reached - explained:
-                if self.graph.pending.get(other) or other not in self.dumps.by_rank:
+                if self._pending.get(other) or other not in self._by_rank:
                     explained.add(other)
                     to_visit.append(other)
         return explained
 
-    def _beside_the_missing(self) -> dict[int, set[int]]:
+    def _beside_the_missing(self) -> Graph:
         """For all ranks, with which ones without a dump they share a group, and the reverse."""
-        beside: dict[int, set[int]] = defaultdict(set)
+        beside: Graph = defaultdict(set)
         missing = set(self.dumps.missing)
         if not missing:
             return beside
         groups: set[Group] = set()
-        for rank, dump in self.dumps.by_rank.items():
+        for rank, dump in self._by_rank.items():
             groups.update(dump.last_enqueued)
-            groups.update(call.group for call in self.graph.pending[rank])
+            groups.update(call.group for call in self._pending[rank])
         for group in groups:
             if group.is_default:
                 continue
@@ -368,15 +375,15 @@ class Judge:
         """What no rank with a dump explains is the doing of one without."""
         explained = self._perhaps_explained()
         for rank in self._unexplained():
-            call = self.graph.pending[rank][0]
+            call = self._first_call(rank)
             for other in self.graph.absent_from(call):
-                if other not in self.dumps.by_rank and other not in explained:
+                if other not in self._by_rank and other not in explained:
                     self._add(other, NO_DUMP, call)
 
     def _circles(self) -> None:
         """Ranks that wait for each other: all circles lead through the one that is out of order."""
         unexplained = set(self._unexplained())
-        waits_for: dict[int, set[int]] = {}
+        waits_for: Graph = {}
         for rank in unexplained:
             waits_for[rank] = self.graph.first_absentees(rank) & unexplained
         for circle in circles_in(waits_for):
@@ -385,9 +392,9 @@ class Judge:
                 self._add_out_of_order(breakers[0], waits_for)
                 continue
             for rank in breakers or circle:
-                self._add(rank, CIRCLE, self.graph.pending[rank][0])
+                self._add(rank, CIRCLE, self._first_call(rank))
 
-    def _breakers(self, circle: list[int], waits_for: dict[int, set[int]]) -> list[int]:
+    def _breakers(self, circle: list[int], waits_for: Graph) -> list[int]:
         """Ranks of a circle without whose waiting nobody in it would wait in a circle."""
         inside = {rank: waits_for[rank].intersection(circle) for rank in circle}
         breakers = []
@@ -395,20 +402,20 @@ class Judge:
             without_it = {**inside, rank: set()}
             if not in_circles(without_it):
                 breakers.append(rank)
-        has_messages = any(self.graph.pending[rank][0].is_message for rank in circle)
+        has_messages = any(self._first_call(rank).is_message for rank in circle)
         if len(breakers) > 1 and not has_messages:
             return self._often_missed(breakers) or breakers
         return breakers
 
-    def _add_out_of_order(self, rank: int, waits_for: dict[int, set[int]]) -> None:
+    def _add_out_of_order(self, rank: int, waits_for: Graph) -> None:
         """With the call in which the first of the others waits for it."""
         waiter = min(waiter for waiter, others in waits_for.items() if rank in others)
-        self._add(rank, ORDER, self.graph.pending[waiter][0])
+        self._add(rank, ORDER, self._first_call(waiter))
 
     def _often_missed(self, ranks: list[int]) -> list[int]:
         """Those that haven't come to a call where most members of its group are."""
         missed = set()
-        for calls in self.graph.pending.values():
+        for calls in self._pending.values():
             if not calls or calls[0].is_message:
                 continue
             absent = self.graph.absent_from(calls[0])
@@ -421,7 +428,7 @@ class Judge:
         """Nobody is missing anywhere, and yet calls don't end."""
         if self.evidence:
             return
-        firsts = [calls[0] for calls in self.graph.pending.values() if calls]
+        firsts = [calls[0] for calls in self._pending.values() if calls]
         if not firsts:
             return
         waiting = {call.rank for call in firsts}
@@ -447,8 +454,8 @@ class Judge:
 
         What counts is the time until the last dump was written: the rank's own may be an early one.
         """
-        dump = self.dumps.by_rank[rank]
-        now_ns = max(other.now_ns for other in self.dumps.by_rank.values())
+        dump = self._by_rank[rank]
+        now_ns = max(other.now_ns for other in self._by_rank.values())
         starts_ns = [call.created_ns for call in dump.calls]
         if dump.now_ns == 0 or len(starts_ns) <= _ENOUGH_PAUSES:
             return False
@@ -459,7 +466,7 @@ class Judge:
         guilty = set(self.evidence)
         verdict.victims = sorted(set(verdict.pending) - guilty)
         waited_for = set()
-        for others in self.graph.edges.values():
+        for others in self._edges.values():
             waited_for.update(others)
         verdict.unknown = sorted(set(self.dumps.missing) & waited_for - guilty)
         for rank in sorted(guilty):

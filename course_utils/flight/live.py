@@ -30,7 +30,7 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
 from course_utils.flight import report
-from course_utils.flight.dumps import from_raw
+from course_utils.flight.dumps import Entry, RawDump, RawDumps, from_raw
 from course_utils.flight.explanation import Explanation, explain
 from course_utils.flight.guilt import NOTHING
 from course_utils.flight.unpickle import Unreadable, plain
@@ -144,7 +144,7 @@ def _line(frame: Any) -> dict[str, Any] | None:
     return None
 
 
-def dump(failed: bool = False, pending_only: bool = False) -> dict[str, Any]:
+def dump(failed: bool = False, pending_only: bool = False) -> RawDump:
     """What this rank has called: torch's dump, with the table of groups and with messages.
 
     Args:
@@ -154,7 +154,7 @@ def dump(failed: bool = False, pending_only: bool = False) -> dict[str, Any]:
     asked = {}
     if pending_only:
         asked = {"includeStackTraces": False, "onlyActive": True}
-    whole: dict[str, Any] = {"version": "2.10", "entries": [], "pg_status": {}}
+    whole: RawDump = {"version": "2.10", "entries": [], "pg_status": {}}
     dump_as_torch_does = torch_private.find("torch._C._distributed_c10d:_dump_fr_trace")
     for backend in _BACKENDS:
         with contextlib.suppress(RuntimeError, TypeError, ValueError, Unreadable):
@@ -183,7 +183,7 @@ def _table() -> dict[str, dict[str, str]]:
     return table
 
 
-def _as_entry(message: _Message) -> dict[str, Any] | None:
+def _as_entry(message: _Message) -> Entry | None:
     name = _names().get(message.group)
     if name is None:
         return None
@@ -330,8 +330,8 @@ class _Watcher(threading.Thread):
             (self._folder / files[rank]).write_bytes(pickle.dumps(left, protocol=2))
         print(_with_stacks(explanation, self._folder), file=self._stderr, flush=True)
 
-    def _collected(self, world_size: int) -> dict[int, dict[str, Any]]:
-        raw: dict[int, dict[str, Any]] = {}
+    def _collected(self, world_size: int) -> RawDumps:
+        raw: RawDumps = {}
         deadline = time.monotonic() + _COLLECT_S
         while len(raw) < world_size and time.monotonic() < deadline:
             for rank in range(world_size):

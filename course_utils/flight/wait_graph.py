@@ -40,6 +40,7 @@ class WaitGraph:
 
     def __init__(self, dumps: Dumps) -> None:
         self.dumps = dumps
+        self._by_rank = dumps.by_rank
         self._calls: dict[Meeting, dict[int, Call]] = defaultdict(dict)
         self._messages: dict[tuple[Group, int, int, str], list[Call]] = defaultdict(list)
         self.pending_at: dict[Meeting, set[int]] = defaultdict(set)
@@ -56,10 +57,10 @@ class WaitGraph:
         self._connect()
 
     def _collect(self) -> None:
-        for rank, dump in self.dumps.by_rank.items():
+        for rank, dump in self._by_rank.items():
             for call in dump.calls:
                 if not call.is_message:
-                    self._calls[call.group, call.number][rank] = call
+                    self._calls[call.meeting][rank] = call
                 elif not call.finished and call.sender is not None and call.receiver is not None:
                     key = (call.group, call.sender, call.receiver, call.kind)
                     self._messages[key].append(call)
@@ -85,7 +86,7 @@ class WaitGraph:
         if not a_call.by_gloo or a_call.kind not in _NEEDS_ALL:
             return unfinished
         ranks = a_call.group.ranks
-        members = [rank for rank in ranks if rank in self.dumps.by_rank]
+        members = [rank for rank in ranks if rank in self._by_rank]
         if not all(self._has_come(member, meeting) for member in members):
             return set(calls)
         if len(members) < len(ranks):
@@ -101,11 +102,11 @@ class WaitGraph:
         """Whether a call is over, and has not failed."""
         if call.is_message:
             return call.finished
-        return call.rank not in self.pending_at.get((call.group, call.number), ())
+        return call.rank not in self.pending_at.get(call.meeting, ())
 
     def _is_last_of_all(self, call: Call, members: list[int]) -> bool:
         """Whether its rank called nothing after it, and no member went on in this group."""
-        by_rank = self.dumps.by_rank
+        by_rank = self._by_rank
         if call is not by_rank[call.rank].calls[-1]:
             return False
         for member in members:
@@ -119,7 +120,7 @@ class WaitGraph:
 
         A rank with a single one that others have finished may just be about to finish it.
         """
-        for rank, dump in self.dumps.by_rank.items():
+        for rank, dump in self._by_rank.items():
             unfinished = []
             over = []
             for call in dump.calls:
@@ -146,10 +147,10 @@ class WaitGraph:
 
     def _is_through(self, member: int, call: Call) -> bool:
         """Whether a member has finished a call, which its own dump may no longer have."""
-        dump = self.dumps.by_rank.get(member)
+        dump = self._by_rank.get(member)
         if dump is None:
             return False
-        member_call = self._calls[call.group, call.number].get(member)
+        member_call = self._calls[call.meeting].get(member)
         if member_call is not None:
             return self._is_over(member_call) and member_call.kind == call.kind
         if call.number < self._first_pending.get((member, call.group), 0):
@@ -189,7 +190,7 @@ class WaitGraph:
             if not calls or self.absent_from(calls[0]):
                 continue
             call = calls[0]
-            meeting = (call.group, call.number)
+            meeting = call.meeting
             held = held_before.get(meeting)
             if held is None or call.is_message:
                 others = [rank, *others_in(call)]
@@ -210,7 +211,7 @@ class WaitGraph:
         if call.is_message:
             others_call = self._other_end(call)
         else:
-            others_call = self._calls[call.group, call.number].get(other)
+            others_call = self._calls[call.meeting].get(other)
         return others_call is not None and pending[0].order < others_call.order
 
     def _other_end(self, call: Call) -> Call | None:
@@ -227,7 +228,7 @@ class WaitGraph:
             return self._absent_end(call)
         if call.kind == "coalesced":
             return set()
-        meeting = (call.group, call.number)
+        meeting = call.meeting
         if meeting not in self._absentees:
             members = call.group.ranks
             absent = {member for member in members if not self._has_come(member, meeting)}
@@ -235,7 +236,7 @@ class WaitGraph:
         return self._absentees[meeting] - {call.rank}
 
     def _has_come(self, member: int, meeting: Meeting) -> bool:
-        dump = self.dumps.by_rank.get(member)
+        dump = self._by_rank.get(member)
         if dump is None:
             return False
         if member in self._calls[meeting]:
