@@ -103,7 +103,11 @@ def _all_gather_by_bruck(n: int, size: int) -> list[Round]:
     held = 1
     while held < n:
         brought = size * min(held, n - held)
-        result.append([(source, (source - held) % n, brought) for source in range(n)])
+        transfers = []
+        for source in range(n):
+            target = (source - held) % n
+            transfers.append((source, target, brought))
+        result.append(transfers)
         held *= 2
     return result
 
@@ -148,8 +152,11 @@ def _pieces_along_the_ring(first: int, n: int, size: int) -> list[Round]:
 
 def _to_the_next(sizes: Sequence[float]) -> Round:
     """Every rank sends so many bytes to the next one on the ring."""
-    n = len(sizes)
-    return [(source, (source + 1) % n, sizes[source]) for source in range(n)]
+    transfers = []
+    for source, size in enumerate(sizes):
+        target = (source + 1) % len(sizes)
+        transfers.append((source, target, size))
+    return transfers
 
 
 def _star(n: int) -> Tree:

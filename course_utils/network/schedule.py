@@ -172,7 +172,8 @@ def _why_lonely(call: Event) -> str:
 
 
 def _refuse_disagreement(meeting: Meeting) -> None:
-    first = next(meeting.calls[rank] for rank in meeting.members if rank in meeting.calls)
+    present = [rank for rank in meeting.members if rank in meeting.calls]
+    first = meeting.calls[present[0]]
     for rank in meeting.members:
         call = meeting.calls.get(rank)
         if call is None:
