@@ -87,7 +87,9 @@ def _flat(rank_parts: Parts) -> list[float]:
 def _numbers(rank_parts: Parts) -> str:
     values = _flat(rank_parts)
     if len(values) > SHOWN:
-        return f"{len(values)} values from {min(values):.4g} to {max(values):.4g}"
+        least = min(values)
+        largest = max(values)
+        return f"{len(values)} values from {least:.4g} to {largest:.4g}"
     texts = []
     for part in rank_parts:
         numbers = ", ".join(f"{value:.4g}" for value in part)

@@ -38,7 +38,10 @@ def plot_steps(held: Sequence[Sequence[Sequence[float]]], trace: Trace) -> None:
 
 def _changed(old: Sequence[float], new: Sequence[float]) -> str:
     """The new values of one rank, such as `5 and 7`."""
-    values = [str(after) for before, after in zip(old, new, strict=True) if before != after]
+    values = []
+    for before, after in zip(old, new, strict=True):
+        if before != after:
+            values.append(str(after))
     return " and ".join(values) or "nothing"
 
 

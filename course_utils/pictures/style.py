@@ -89,7 +89,8 @@ def picture(figure: "Figure") -> tuple[bytes, dict[str, dict[str, int]]]:
     figure.savefig(drawn, format="png", dpi=_DPI, bbox_inches="tight", facecolor="white")
     plt.close(figure)
     # 256 colours take a third of the bytes, and look the same.
-    image = Image.open(drawn).convert("RGB").quantize(256, dither=Image.Dither.NONE)
+    in_full_colour = Image.open(drawn).convert("RGB")
+    image = in_full_colour.quantize(256, dither=Image.Dither.NONE)
     png = io.BytesIO()
     image.save(png, format="png", optimize=True)
     return png.getvalue(), {"image/png": {"width": image.width // 2}}
@@ -97,8 +98,11 @@ def picture(figure: "Figure") -> tuple[bytes, dict[str, dict[str, int]]]:
 
 def together(sentences: Iterable[str], between: str = " ") -> list[str]:
     """What is said of each rank, once for all ranks of which the same is said."""
-    groups = facts.ranks_by_text(dict(enumerate(sentences)))
-    return [f"{ranks(members)}{between}{sentence}" for sentence, members in groups.items()]
+    texts = dict(enumerate(sentences))
+    parts = []
+    for sentence, members in facts.ranks_by_text(texts).items():
+        parts.append(f"{ranks(members)}{between}{sentence}")
+    return parts
 
 
 def first_of(parts: list[str]) -> str:
@@ -118,4 +122,6 @@ def rounded(value: float, digits: Sequence[float] = ROUND) -> float:
 
 def us(value: float) -> str:
     """Microseconds, with as many digits as one reads."""
-    return f"{value:,.1f} µs" if value >= 10 else f"{value:.3g} µs"
+    if value < 10:
+        return f"{value:.3g} µs"
+    return f"{value:,.1f} µs"

@@ -51,13 +51,17 @@ def draw(content: Activity, end: float = 0, first: Iterable[float] = ()) -> Draw
     is_cut = bool(end)
     if not end:
         end = max(content.end, 1e-9)
-    plan = _Plan(content, end, scale=(_END - _LEFT) / end, row=_row_height(content))
+    scale = (_END - _LEFT) / end
+    plan = _Plan(content, end, scale, _row_height(content))
     messages = content.arrows
     if len(messages) > ARROWS:
         messages = []
     spans_of_kind = spans(content.bars, _PIXEL / plan.scale)
     kinds = [kind for kind in KINDS if kind in spans_of_kind]
-    shapes = [*_axis(plan), *_legend(kinds, bool(messages)), *_names(plan), *_outlines(plan, first)]
+    shapes = list(_axis(plan))
+    shapes += _legend(kinds, has_messages=bool(messages))
+    shapes += _names(plan)
+    shapes += _outlines(plan, first)
     for kind in kinds:
         bars = plan.bars(kind, spans_of_kind[kind])
         height = plan.row * KINDS[kind].height
@@ -155,7 +159,7 @@ def _outlines(plan: _Plan, ends_us: Iterable[float]) -> Iterator[Shape]:
         yield Lines([above, at_its_end, below], _OUTLINE, 1.5)
 
 
-def _legend(kinds: Iterable[str], arrows: bool) -> Iterator[Shape]:
+def _legend(kinds: Iterable[str], has_messages: bool) -> Iterator[Shape]:
     x = float(_LEFT)
     for kind in kinds:
         name = KINDS[kind].name
@@ -163,7 +167,7 @@ def _legend(kinds: Iterable[str], arrows: bool) -> Iterator[Shape]:
         yield from _strokes(kind, [sample], 12)
         yield Words(x + 32, 20, name)
         x += 58 + 5.6 * len(name)
-    if arrows:
+    if has_messages:
         sample = (x, 16, x + 26, 16)
         yield Lines(arrow(sample), _ARROW, 0.8)
         yield Words(x + 32, 20, "a message")
