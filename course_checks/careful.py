@@ -81,8 +81,10 @@ class Unpickler(pickle._Unpickler):  # type: ignore[name-defined]
 
     def find_class(self, module: str, name: str) -> Any:
         """Return a type of data, and nothing else."""
-        if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype | torch.layout):
-            return getattr(torch, name)
+        if module == "torch":
+            constant = getattr(torch, name, None)
+            if isinstance(constant, torch.dtype | torch.layout):
+                return constant
         if name not in _DATA.get(module, ()):
             kind = f"{module}.{name}"
             message = _("{kind} is no type of data that a check compares", kind=kind)

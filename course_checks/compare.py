@@ -67,7 +67,8 @@ class _Comparison:
 
     def difference(self, wanted: Any, got: Any) -> str | None:
         """As the function of this name, but lets exceptions through."""
-        wanted, got = _as_tensor(wanted), _as_tensor(got)
+        wanted = _as_tensor(wanted)
+        got = _as_tensor(got)
         if isinstance(wanted, torch.Tensor):
             return self._of_tensors(wanted, got)
         if isinstance(wanted, list | tuple):
@@ -87,10 +88,10 @@ class _Comparison:
         is_text = isinstance(got, str | bytes)
         if is_text or not isinstance(got, Sequence):
             return self._of_values(wanted, got)
-        count = len(wanted)
-        if count != len(got):
-            return _("wanted {wanted} items, got {got}", wanted=count, got=len(got))
-        return self._of_items(range(count), wanted, got)
+        if len(wanted) != len(got):
+            return _("wanted {wanted} items, got {got}", wanted=len(wanted), got=len(got))
+        indices = range(len(wanted))
+        return self._of_items(indices, wanted, got)
 
     def _of_items(self, keys: Iterable, wanted: Any, got: Any) -> str | None:
         for key in keys:
@@ -109,9 +110,7 @@ class _Comparison:
             is_same = self._is_close(wanted, got)
         else:
             is_same = wanted == got
-        if is_same:
-            return None
-        return _unlike(wanted, got)
+        return None if is_same else _unlike(wanted, got)
 
     def _is_close(self, wanted: float, got: float) -> bool:
         if math.isnan(wanted) and math.isnan(got):
@@ -121,11 +120,12 @@ class _Comparison:
 
     def _tolerances(self, dtype: Any) -> tuple[float, float]:
         """Relative and absolute."""
-        relative, absolute = _TOLERANCES.get(dtype, _PRECISE)
-        if self._tolerance[0] is not None:
-            relative = self._tolerance[0]
-        if self._tolerance[1] is not None:
-            absolute = self._tolerance[1]
+        relative, absolute = self._tolerance
+        relative_of_dtype, absolute_of_dtype = _TOLERANCES.get(dtype, _PRECISE)
+        if relative is None:
+            relative = relative_of_dtype
+        if absolute is None:
+            absolute = absolute_of_dtype
         return relative, absolute
 
     def _of_tensors(self, wanted: torch.Tensor, got: Any) -> str | None:
@@ -229,7 +229,8 @@ def _holds(dtype: torch.dtype, wanted: torch.dtype) -> bool:
 
 def _unlike(wanted: Any, got: Any) -> str:
     """Such as `wanted 3, got 4`, with as many digits, or from where on, as it takes to differ."""
-    wanted_text, got_text = brief(wanted), brief(got)
+    wanted_text = brief(wanted)
+    got_text = brief(got)
     if wanted_text == got_text:
         wanted_text, got_text = _around_first_difference(repr(wanted), repr(got))
     return _("wanted {wanted}, got {got}", wanted=wanted_text, got=got_text)
@@ -240,8 +241,8 @@ def _around_first_difference(text: str, other: str) -> tuple[str, str]:
     if len(text) + len(other) <= _WIDEST:
         return text, other
     start = max(0, _first_difference(text, other) - 8)
-    end = start + _WIDEST
-    return f"... {text[start:end]}", f"... {other[start:end]}"
+    part = slice(start, start + _WIDEST)
+    return f"... {text[part]}", f"... {other[part]}"
 
 
 def _first_difference(text: str, other: str) -> int:
@@ -329,8 +330,8 @@ def _tensor(value: torch.Tensor) -> str:
     value = value.detach()
     if value.numel() <= _MOST_VALUES:
         return _text(value.tolist())
-    flat = value.flatten()
-    first = _texts(flat[: _MOST_VALUES - 2].tolist())
-    last = _text(flat[-1].item())
+    numbers = value.flatten()
+    first_numbers = numbers[: _MOST_VALUES - 2].tolist()
+    last_number = numbers[-1].item()
     shape = " x ".join(map(str, value.shape))
-    return f"[{first}, ..., {last}] ({shape})"
+    return f"[{_texts(first_numbers)}, ..., {_text(last_number)}] ({shape})"

@@ -28,7 +28,8 @@ def shared_value(answer: Any) -> str:
 
 def file_of(function: Any) -> str:
     """The file that a function stands in; an empty string if it is none of Python's."""
-    return getattr(getattr(function, "__code__", None), "co_filename", "")
+    code = getattr(function, "__code__", None)
+    return getattr(code, "co_filename", "")
 
 
 def _reached(function: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:

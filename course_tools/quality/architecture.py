@@ -106,11 +106,11 @@ NODES = {
     "record": 7250,  # a rank may ask for its own events; timers; what becomes of DDP's models
     "hang": 9550,  # a dataclass for each section of facts; a loop whose rounds differ in no_sync()
     "flight": 12200,  # dumps of any torch, read safely; evidence for nine kinds of guilt; a watcher
-    "network": 4150,  # what a ring of a thousand ranks costs, by formula
-    "pictures": 8010,  # what is wide stands in two rows, so that it is readable in a small window
+    "network": 4250,  # what a ring of a thousand ranks costs, by formula; a name for each step
+    "pictures": 8500,  # each coordinate and mark has a name; what is wide stands in two rows
     "devices": 3060,
     # Hangs told from dumps, dry runs, a panel that comes by itself, silence that ends a launch.
-    PACKAGE: 65170,  # models that ranks have changed, or changed differently
+    PACKAGE: 65900,  # models that ranks have changed, or changed differently
     # Results as plain data; what an answer reaches beside its arguments: frames, memory, copies.
     JUDGE: 10650,  # what one line did has a name for each of its steps
     CLUSTER: 2150,

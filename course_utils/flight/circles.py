@@ -1,60 +1,69 @@
 """Circles in a graph of who waits for whom: by rank, the ranks that it waits for."""
 
+Graph = dict[int, set[int]]
 
-def round_trip(waits_for: dict[int, set[int]]) -> list[int]:
+
+def round_trip(waits_for: Graph) -> list[int]:
     """Ranks that wait for each other in turn, of a graph in which each waits for somebody."""
-    trip = [min(waits_for)]
-    while True:
-        following = min(waits_for[trip[-1]])
-        if following in trip:
-            return sorted(trip[trip.index(following) :])
-        trip.append(following)
+    trip = []
+    rank = min(waits_for)
+    while rank not in trip:
+        trip.append(rank)
+        rank = min(waits_for[rank])
+    start = trip.index(rank)
+    return sorted(trip[start:])
 
 
-def circles_in(waits_for: dict[int, set[int]]) -> list[list[int]]:
+def circles_in(waits_for: Graph) -> list[list[int]]:
     """The ranks that wait for each other, directly or through others: a list for each circle.
 
     Ranks that wait for nobody are taken away again and again, and so are those that nobody waits
     for; then what is left is parted into those that reach each other.
     """
-    left = in_circles(waits_for)
+    graph = in_circles(waits_for)
     circles = []
-    while left:
-        start = min(left)
-        forward = _reached(start, left)
-        backward = _reached(start, _reversed(left))
+    while graph:
+        start = min(graph)
+        forward = _reached(start, graph)
+        backward = _reached(start, _reversed(graph))
         together = forward & backward
         if len(together) > 1:
             circles.append(sorted(together))
-        rest = set(left) - together
-        left = in_circles({rank: left[rank] & rest for rank in rest})
+        others = set(graph) - together
+        graph = in_circles(_among(others, graph))
     return circles
 
 
-def in_circles(waits_for: dict[int, set[int]]) -> dict[int, set[int]]:
+def in_circles(waits_for: Graph) -> Graph:
     """The graph without ranks that wait for nobody in it, or that nobody in it waits for."""
-    left = waits_for
+    graph = waits_for
     while True:
-        waited_for: set[int] = set().union(*left.values())
-        kept = {rank for rank, others in left.items() if others and rank in waited_for}
-        if len(kept) == len(left):
-            return left
-        left = {rank: left[rank] & kept for rank in kept}
+        waited_for: set[int] = set().union(*graph.values())
+        kept = {rank for rank, others in graph.items() if others and rank in waited_for}
+        if len(kept) == len(graph):
+            return graph
+        graph = _among(kept, graph)
 
 
-def _reversed(waits_for: dict[int, set[int]]) -> dict[int, set[int]]:
-    waiters: dict[int, set[int]] = {rank: set() for rank in waits_for}
+def _among(ranks: set[int], waits_for: Graph) -> Graph:
+    """The part of a graph that is between these ranks."""
+    return {rank: waits_for[rank] & ranks for rank in ranks}
+
+
+def _reversed(waits_for: Graph) -> Graph:
+    waiters: Graph = {rank: set() for rank in waits_for}
     for rank, others in waits_for.items():
         for other in others:
             waiters[other].add(rank)
     return waiters
 
 
-def _reached(start: int, waits_for: dict[int, set[int]]) -> set[int]:
+def _reached(start: int, waits_for: Graph) -> set[int]:
     reached = {start}
     to_visit = [start]
     while to_visit:
-        for other in waits_for[to_visit.pop()] - reached:
-            reached.add(other)
-            to_visit.append(other)
+        rank = to_visit.pop()
+        new = waits_for[rank] - reached
+        reached |= new
+        to_visit += new
     return reached

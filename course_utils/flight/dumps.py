@@ -16,11 +16,11 @@ Sources: the headers in torch's wheels for the names of the fields (2.5: `NCCLUt
 
 import functools
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from course_utils.flight.unpickle import NO_DUMP, Unreadable, read
 
@@ -46,6 +46,11 @@ _KINDS = {  # names in the flight recorder that are not those of torch.distribut
     "alltoall": "all_to_all",
     "alltoall_base": "all_to_all",
 }
+RawDump = dict[str, Any]  # as its file has it
+RawDumps = dict[int, RawDump]  # by rank
+Entry = dict[str, Any]  # of a raw dump: a call
+RawStatus = dict[str, Any]  # of a raw dump: how far a group has come
+CodeLine = tuple[str, int, str]  # file, number and function
 MAX_RANKS = 2**20  # more than any job has: a number beyond it is a process id, or a lie
 
 
@@ -72,6 +77,9 @@ class Group:
         return self.desc == DEFAULT
 
 
+Numbers = dict[Group, int]  # by group the number of a collective
+
+
 @dataclass(frozen=True, eq=False)
 class Call:
     """One entry of a dump: a collective or one end of a message."""
@@ -88,13 +96,23 @@ class Call:
     dtypes: tuple[str, ...] = ()
     sender: int | None = None  # of a message; None if any rank may send
     receiver: int | None = None
-    line: tuple[str, int, str] | None = None  # file, number and function of the user's line
+    line: CodeLine | None = None  # the user's
     by_gloo: bool = False  # whose `finished` is late, and also true of a call that has failed
 
     @property
     def is_message(self) -> bool:
         """Whether it has one other end, and not a group."""
         return self.kind in ("send", "recv")
+
+    @property
+    def meeting(self) -> tuple[Group, int]:
+        """What a collective is known by on all ranks: its group, and its number there."""
+        return self.group, self.number
+
+    @property
+    def ends(self) -> list[int]:
+        """Of a message the ranks at its ends, as far as they are known."""
+        return [end for end in (self.sender, self.receiver) if end is not None]
 
     @property
     def numel(self) -> int:
@@ -115,11 +133,24 @@ class RankDump:
     rank: int
     file: str
     calls: tuple[Call, ...]
-    last_enqueued: dict[Group, int]  # the number of its last collective in a group
-    last_completed: dict[Group, int]
+    last_enqueued: Numbers  # the number of its last collective in a group
+    last_completed: Numbers
     now_ns: int = 0  # when the dump was written; 0 if that is unknown
     stack: str = ""  # where the rank's threads were, if it has left that too
     failed: bool = False  # whether an exception had ended it when it left this
+
+    @property
+    def has_messages(self) -> bool:
+        """Whether one of its calls is an end of a message."""
+        return any(call.is_message for call in self.calls)
+
+
+class LeftOut(NamedTuple):
+    """A file that was not used."""
+
+    file: str
+    why: str  # such as `TWICE`; `report.py` has a sentence for each
+    detail: str
 
 
 @dataclass(eq=False)
@@ -128,7 +159,7 @@ class Dumps:
 
     by_rank: dict[int, RankDump]
     world: tuple[int, ...]
-    left_out: list[tuple[str, str, str]] = field(default_factory=list)  # file, why, detail
+    left_out: list[LeftOut] = field(default_factory=list)
     # Whether there were messages that no dump has, since gloo's recorder notes none.
     has_unseen_messages: bool = False
 
@@ -147,7 +178,7 @@ def read_folder(folder: str | Path) -> Dumps:
     folder = Path(folder)
     if not folder.is_dir():
         raise NotADirectoryError(str(folder))
-    raw: dict[int, dict[str, Any]] = {}
+    raw: RawDumps = {}
     files: dict[int, str] = {}
     left_out = []
     for path in sorted(folder.iterdir()):
@@ -158,7 +189,7 @@ def read_folder(folder: str | Path) -> Dumps:
             if rank in raw:
                 raise Unreadable(TWICE, files[rank])
         except Unreadable as error:
-            left_out.append((path.name, error.why, error.detail))
+            left_out.append(LeftOut(path.name, error.why, error.detail))
         else:
             raw[rank] = dump
             files[rank] = path.name
@@ -166,22 +197,26 @@ def read_folder(folder: str | Path) -> Dumps:
     return from_raw(raw, files, left_out)
 
 
-def _note_when_written(folder: Path, raw: dict[int, dict[str, Any]], files: dict[int, str]) -> None:
+def _note_when_written(folder: Path, raw: RawDumps, files: dict[int, str]) -> None:
     """Torch's own dumps don't say when they were written, but their files do.
 
     A copy may have lost that. If a file seems to be older than a call in it, none is believed.
     """
-    written_ns = {rank: (folder / file).stat().st_mtime_ns for rank, file in files.items()}
+    written_ns = {}
+    for rank, file in files.items():
+        written_ns[rank] = (folder / file).stat().st_mtime_ns
     for rank, dump in raw.items():
         for entry in dump.get("entries", []):
-            created = entry.get("time_created_ns") if isinstance(entry, dict) else None
-            if _integer(created) > written_ns[rank]:
+            if not isinstance(entry, dict):
+                continue
+            created_ns = _integer(entry.get("time_created_ns"))
+            if created_ns > written_ns[rank]:
                 return
     for rank, dump in raw.items():
         dump.setdefault("dumped_ns", written_ns[rank])
 
 
-def _read_file(path: Path) -> tuple[int, dict[str, Any]]:
+def _read_file(path: Path) -> tuple[int, RawDump]:
     """The rank of a dump, and what is in it."""
     dump = read(path)
     rank = rank_of(path.name)
@@ -205,9 +240,9 @@ def rank_of(name: str) -> int | None:
 
 
 def from_raw(
-    raw: dict[int, dict[str, Any]],
+    raw: RawDumps,
     files: dict[int, str],
-    left_out: list[tuple[str, str, str]],
+    left_out: list[LeftOut],
 ) -> Dumps:
     """Make records of dumps as they were read, by rank."""
     tables = {rank: _tables(dump) for rank, dump in raw.items()}
@@ -218,25 +253,25 @@ def from_raw(
         try:
             by_rank[rank] = _rank_dump(rank, files[rank], dump, groups)
         except (AttributeError, ArithmeticError, LookupError, TypeError, ValueError):
-            left_out.append((files[rank], NO_DUMP, ""))
-    calls = [call for dump in by_rank.values() for call in dump.calls]
-    is_seen = any(call.is_message for call in calls)
-    return Dumps(by_rank, world, left_out, bool(groups.mixed) and not is_seen)
+            left_out.append(LeftOut(files[rank], NO_DUMP, ""))
+    has_seen_messages = any(dump.has_messages for dump in by_rank.values())
+    has_unseen_messages = bool(groups.mixed) and not has_seen_messages
+    return Dumps(by_rank, world, left_out, has_unseen_messages)
 
 
 def _world(all_tables: dict[int, "_Tables"]) -> tuple[int, ...]:
     """All ranks that a dump speaks of."""
     highest = max(all_tables, default=-1)
     for tables in all_tables.values():
-        for _, ranks in tables.values():
-            highest = max(highest, *ranks, -1)
+        for _desc, ranks in tables.values():
+            highest = max(highest, max(ranks, default=-1))
     return tuple(range(highest + 1))
 
 
 _Tables = dict[str, tuple[str, tuple[int, ...]]]
 
 
-def _tables(dump: dict[str, Any]) -> _Tables:
+def _tables(dump: RawDump) -> _Tables:
     """By name of a group its description and its ranks, as far as the dump says them."""
     config = dump.get("pg_config")
     if not isinstance(config, dict):
@@ -248,7 +283,8 @@ def _tables(dump: dict[str, Any]) -> _Tables:
         ranks = group.get("ranks", "")
         if isinstance(ranks, list | tuple):
             ranks = str(list(ranks))
-        tables[str(name)] = (str(group.get("desc", "")), _ranks_in(str(ranks)))
+        desc = str(group.get("desc", ""))
+        tables[str(name)] = (desc, _ranks_in(str(ranks)))
     return tables
 
 
@@ -264,7 +300,7 @@ class _Groups:
 
     def __init__(
         self,
-        raw: dict[int, dict[str, Any]],
+        raw: RawDumps,
         all_tables: dict[int, _Tables],
         world: tuple[int, ...],
     ) -> None:
@@ -277,18 +313,20 @@ class _Groups:
         self.mixed: set[str] = set()  # descriptions of groups that have had messages
         self.has_batches = False  # whether messages are issued together
         for rank, dump in raw.items():
-            tables = all_tables[rank]
-            self.names[rank] = sorted(tables, key=_natural)
-            counts: dict[tuple[str, tuple[int, ...]], int] = defaultdict(int)
-            for name in self.names[rank]:
-                desc, ranks = tables[name]
-                if not name:
-                    self._last[rank] = ranks
-                    continue
-                self._known[rank, name] = self._object(desc, ranks, counts[desc, ranks])
-                counts[desc, ranks] += 1
+            self._note_table(rank, all_tables[rank])
             self._note_users(rank, dump)
         self._highest = self._highest_names()
+
+    def _note_table(self, rank: int, tables: _Tables) -> None:
+        self.names[rank] = sorted(tables, key=_natural)
+        how_often = Counter[tuple[str, tuple[int, ...]]]()  # there was such a group
+        for name in self.names[rank]:
+            desc, ranks = tables[name]
+            if not name:
+                self._last[rank] = ranks
+                continue
+            self._known[rank, name] = self._object(desc, ranks, how_often[desc, ranks])
+            how_often[desc, ranks] += 1
 
     def _object(self, *fields: Any, known: bool = True) -> Group:
         """The one object for a group."""
@@ -297,33 +335,36 @@ class _Groups:
             self._objects[key] = Group(*fields, known=known)
         return self._objects[key]
 
-    def _note_users(self, rank: int, dump: dict[str, Any]) -> None:
+    def _note_users(self, rank: int, dump: RawDump) -> None:
         for entry in dump.get("entries", []):
-            if isinstance(entry, dict):
-                name, desc = _name_and_desc(entry)
-                group = self._known.get((rank, name))
-                if group is None:
-                    self._users[name, desc].add(rank)
-                number = entry.get("collective_seq_id", entry.get("seq_id"))
-                if entry.get("is_p2p") or entry.get("op_id", number) != number:
-                    self.mixed.add(self._desc(name, desc, group))
-                self.has_batches |= bool(entry.get("is_p2p")) and _ends_a_batch(entry)
+            if not isinstance(entry, dict):
+                continue
+            name, desc = _name_and_desc(entry)
+            group = self._known.get((rank, name))
+            if group is None:
+                self._users[name, desc].add(rank)
+            is_message = entry.get("is_p2p")
+            number = entry.get("collective_seq_id", entry.get("seq_id"))
+            if is_message or entry.get("op_id", number) != number:
+                self.mixed.add(self._desc(name, desc, group))
+            if is_message and _ends_a_batch(entry):
+                self.has_batches = True
 
     def _desc(self, name: str, desc: str, group: Group | None) -> str:
         """The description that the group of an entry has, or will have."""
         if group is not None:
             return group.desc
-        is_default = desc == DEFAULT or name == "0"
-        return DEFAULT if is_default else f"group {name}"
+        if desc == DEFAULT or name == "0":
+            return DEFAULT
+        return f"group {name}"
 
     def _highest_names(self) -> dict[int, str]:
         """By rank the name of the group that was made last, of those that it has used."""
-        highest: dict[int, str] = {}
+        names_of: dict[int, list[str]] = defaultdict(list)
         for (name, _desc), users in self._users.items():
             for rank in users:
-                if rank not in highest or _natural(name) > _natural(highest[rank]):
-                    highest[rank] = name
-        return highest
+                names_of[rank].append(name)
+        return {rank: max(names, key=_natural) for rank, names in names_of.items()}
 
     def of(self, rank: int, name: str, desc: str) -> Group:
         """The group that this rank calls so."""
@@ -348,17 +389,21 @@ class _Groups:
 
 def _natural(name: str) -> tuple[int, str]:
     """Sorts 9 before 10."""
-    return (int(name), "") if name.isdigit() and len(name) < 10 else (10**10, name)
+    if name.isdigit() and len(name) < 10:
+        return int(name), ""
+    return 10**10, name
 
 
-def _name_and_desc(entry: dict[str, Any]) -> tuple[str, str]:
+def _name_and_desc(entry: Entry) -> tuple[str, str]:
     group = entry.get("process_group")
     if isinstance(group, list | tuple) and len(group) == 2:
-        return str(group[0]), str(group[1])
-    return str(entry.get("pg_id", "")), ""
+        name, desc = group
+        return str(name), str(desc)
+    pg_id = entry.get("pg_id", "")
+    return str(pg_id), ""
 
 
-def _rank_dump(rank: int, file: str, dump: dict[str, Any], groups: _Groups) -> RankDump:
+def _rank_dump(rank: int, file: str, dump: RawDump, groups: _Groups) -> RankDump:
     calls = []
     group_of_id: dict[str, Group] = {}
     entries = _without_ends(dump.get("entries", []), groups.has_batches)
@@ -381,14 +426,14 @@ def _rank_dump(rank: int, file: str, dump: dict[str, Any], groups: _Groups) -> R
     )
 
 
-def _without_ends(entries: list[Any], has_batches: bool) -> list[dict[str, Any]]:
+def _without_ends(entries: list[Any], has_batches: bool) -> list[Entry]:
     """Entries without those that end a batch; each call of a batch has the state of its end.
 
     In a dump of pending calls only, a message without an end is over, since its end was left out;
     in a dump of all calls, the rank is just issuing it.
     """
-    kept: list[dict[str, Any]] = []
-    batch: list[dict[str, Any]] = []
+    kept: list[Entry] = []
+    batch: list[Entry] = []
     for entry in entries:
         if not isinstance(entry, dict):
             raise TypeError(entry)
@@ -409,9 +454,7 @@ def _without_ends(entries: list[Any], has_batches: bool) -> list[dict[str, Any]]
     return kept + _settled(batch, None, has_batches)
 
 
-def _settled(
-    batch: list[dict[str, Any]], end: dict[str, Any] | None, has_batches: bool
-) -> list[dict[str, Any]]:
+def _settled(batch: list[Entry], end: Entry | None, has_batches: bool) -> list[Entry]:
     """The calls of a batch, with the state of the entry that ends it."""
     if not batch or (end is None and not batch[0].get("is_p2p")):
         return batch
@@ -426,29 +469,42 @@ def _settled(
     return [entry | state for entry in batch]
 
 
-def _batch_of(entry: dict[str, Any]) -> tuple[Any, ...]:
+def _batch_of(entry: Entry) -> tuple[Any, ...]:
     """What the calls of a batch and its end have in common."""
     number = entry.get("p2p_seq_id") if entry.get("is_p2p") else None
     return _name_and_desc(entry), number or entry.get("collective_seq_id")
 
 
-def _ends_a_batch(entry: dict[str, Any]) -> bool:
+def _ends_a_batch(entry: Entry) -> bool:
     return str(entry.get("profiling_name", "")).endswith("coalesced")
 
 
-def _call(rank: int, order: int, group: Group, entry: dict[str, Any]) -> Call:
-    kind, is_message, places = _kind_of(str(entry.get("profiling_name", "")))
+class _CallName(NamedTuple):
+    """What the name of an entry says; of a message also its two places in the group."""
+
+    kind: str
+    sender: str = ""  # "?" for any rank
+    receiver: str = ""
+
+    @property
+    def is_message(self) -> bool:
+        return self.sender != ""
+
+
+def _call(rank: int, order: int, group: Group, entry: Entry) -> Call:
+    profiling_name = str(entry.get("profiling_name", ""))
+    name = _read_name(profiling_name)
     number = _integer(entry.get("collective_seq_id", entry.get("seq_id")))
     sender = receiver = None
-    if is_message:
+    if name.is_message:
         number = _integer(entry.get("p2p_seq_id"))
-        here, there = _global(group, places[0]), _global(group, places[1])
-        sender, receiver = (here, there) if kind == "send" else (there, here)
+        sender = _global(group, name.sender)
+        receiver = _global(group, name.receiver)
     return Call(
         rank=rank,
         order=order,
         group=group,
-        kind=kind,
+        kind=name.kind,
         number=number,
         op_id=_integer(entry.get("op_id")),
         finished=_is_finished(entry),
@@ -458,32 +514,43 @@ def _call(rank: int, order: int, group: Group, entry: dict[str, Any]) -> Call:
         sender=sender,
         receiver=receiver,
         line=_line(entry.get("frames")),
-        by_gloo=str(entry.get("profiling_name", "")).startswith("gloo:"),
+        by_gloo=_is_by_gloo(profiling_name),
     )
 
 
 @functools.lru_cache(4096)
-def _kind_of(profiling_name: str) -> tuple[str, bool, tuple[str, ...]]:
-    """The kind of a call, whether it is a message, and then its two places in the group."""
-    name = profiling_name.rpartition(":")[2]
+def _read_name(profiling_name: str) -> _CallName:
+    """Such as `nccl:all_reduce`, or `nccl:send 0->1`, where the rank itself comes first."""
+    _, _, name = profiling_name.rpartition(":")
     message = _MESSAGE.match(name)
-    if message:
-        return message[1], True, (message[2], message[4])
-    return _KINDS.get(name, name), False, ()
+    if message is None:
+        kind = _KINDS.get(name, name)
+        return _CallName(kind)
+    kind, here, _arrow, there = message.groups()
+    if kind == "send":
+        return _CallName(kind, sender=here, receiver=there)
+    return _CallName(kind, sender=there, receiver=here)
 
 
-def _is_finished(entry: dict[str, Any]) -> bool:
+def _is_by_gloo(profiling_name: str) -> bool:
+    return profiling_name.startswith("gloo:")
+
+
+def _is_finished(entry: Entry) -> bool:
     """Whether the call is over: gloo only says so by `retired`."""
-    if str(entry.get("profiling_name", "")).startswith("gloo:"):
+    profiling_name = str(entry.get("profiling_name", ""))
+    if _is_by_gloo(profiling_name):
         return bool(entry.get("retired"))
     return entry.get("state") == _COMPLETED
 
 
 def _integer(value: Any) -> int:
     """A number, which JSON dumps may have as a text; 0 for what is no number."""
+    if isinstance(value, int):
+        return value
     if isinstance(value, str) and re.fullmatch(r"-?\d{1,18}", value):
         return int(value)
-    return value if isinstance(value, int) else 0
+    return 0
 
 
 def _global(group: Group, place: str) -> int | None:
@@ -491,7 +558,9 @@ def _global(group: Group, place: str) -> int | None:
     if place == "?":
         return None
     number = int(place)
-    return group.ranks[number] if number < len(group.ranks) else number
+    if number >= len(group.ranks):
+        return number
+    return group.ranks[number]
 
 
 def _sizes(sizes: Any) -> tuple[tuple[int, ...], ...]:
@@ -500,11 +569,12 @@ def _sizes(sizes: Any) -> tuple[tuple[int, ...], ...]:
     checked = []
     for size in sizes[:64]:
         if isinstance(size, list | tuple):
-            checked.append(tuple(map(_integer, size[:16])))
+            lengths = map(_integer, size[:16])
+            checked.append(tuple(lengths))
     return tuple(checked)
 
 
-def _line(frames: Any) -> tuple[str, int, str] | None:
+def _line(frames: Any) -> CodeLine | None:
     """The innermost line outside of torch."""
     if not isinstance(frames, list | tuple):
         return None
@@ -512,40 +582,46 @@ def _line(frames: Any) -> tuple[str, int, str] | None:
         if not isinstance(frame, dict):
             return None
         file = str(frame.get("filename", ""))
-        if file.endswith(".py") and "/torch/" not in file and "course_utils/" not in file:
-            return file, _integer(frame.get("line")), str(frame.get("name", ""))
+        is_ours = "/torch/" in file or "course_utils/" in file
+        if file.endswith(".py") and not is_ours:
+            number = _integer(frame.get("line"))
+            function = str(frame.get("name", ""))
+            return file, number, function
     return None
 
 
 def _last_numbers(
-    calls: Iterable[Call], status: dict[Group, dict[str, Any]], mixed: set[str]
-) -> tuple[dict[Group, int], dict[Group, int]]:
+    calls: Iterable[Call], status: dict[Group, RawStatus], mixed: set[str]
+) -> tuple[Numbers, Numbers]:
     """The last collective of each group that the rank has called, and that is over.
 
     `pg_status` counts collectives and messages together, so it is of no use for a group that has
     had both; `mixed` has the descriptions of such groups.
     """
-    enqueued: dict[Group, int] = {}
-    completed: dict[Group, int] = {}
+    enqueued: Numbers = {}
+    completed: Numbers = {}
     for call in calls:
         if call.is_message:
             continue
-        enqueued[call.group] = max(enqueued.get(call.group, 0), call.number)
+        _raise_to(call.number, enqueued, call.group)
         if call.finished:
-            completed[call.group] = max(completed.get(call.group, 0), call.number)
+            _raise_to(call.number, completed, call.group)
     for group, values in status.items():
         if group.desc in mixed:
             continue
-        last = _integer(values.get("last_enqueued_collective"))
-        done = _integer(values.get("last_completed_collective"))
-        enqueued[group] = max(enqueued.get(group, 0), last)
-        completed[group] = max(completed.get(group, 0), done)
+        _raise_to(_integer(values.get("last_enqueued_collective")), enqueued, group)
+        _raise_to(_integer(values.get("last_completed_collective")), completed, group)
     return enqueued, completed
 
 
+def _raise_to(number: int, numbers: Numbers, group: Group) -> None:
+    """Note a group's number, unless a higher one is noted."""
+    numbers[group] = max(numbers.get(group, 0), number)
+
+
 def _status(
-    rank: int, dump: dict[str, Any], groups: _Groups, group_of_id: dict[str, Group]
-) -> dict[Group, dict[str, Any]]:
+    rank: int, dump: RawDump, groups: _Groups, group_of_id: dict[str, Group]
+) -> dict[Group, RawStatus]:
     """`pg_status` by group. It has a group's id, which only entries connect with its name.
 
     Both count the groups in the order in which they were made, so they can be laid side by side

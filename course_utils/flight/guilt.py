@@ -20,9 +20,9 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from course_utils.flight.circles import circles_in, in_circles, round_trip
+from course_utils.flight.circles import Graph, circles_in, in_circles, round_trip
 from course_utils.flight.dumps import Call, Dumps, Group
-from course_utils.flight.wait_graph import Edge, WaitGraph, label, others_in
+from course_utils.flight.wait_graph import Edge, WaitGraph, by_number, label, others_in
 
 DIFFERENT, FAILED, ABSENT, EXTRA = "different", "failed", "absent", "extra"
 BEHIND, NO_DUMP, ORDER, CIRCLE, STUCK = "behind", "no dump", "order", "circle", "stuck"
@@ -92,11 +92,14 @@ class Judge:
         self.graph = graph
         self.dumps = graph.dumps
         self.evidence: dict[int, Evidence] = {}
+        self._by_rank = graph.dumps.by_rank
+        self._pending = graph.pending
+        self._edges = graph.edges
         self._in_differing: set[int] = set()
 
     def decide(self) -> Verdict:
         """The verdict on these dumps."""
-        pending = {rank: calls for rank, calls in self.graph.pending.items() if calls}
+        pending = {rank: calls for rank, calls in self._pending.items() if calls}
         if not pending and not any(self.graph.stale.values()):
             return self._nothing_pending()
         self._different()
@@ -114,7 +117,8 @@ class Judge:
         if verdict.slow:
             verdict.outcome = NOTHING
             return verdict
-        verdict.evidence = [self.evidence[rank] for rank in sorted(self.evidence)]
+        for rank in sorted(self.evidence):
+            verdict.evidence.append(self.evidence[rank])
         if not verdict.evidence or verdict.certainty == GUESS:
             verdict.outcome = UNKNOWN
         for evidence in verdict.evidence:
@@ -125,7 +129,7 @@ class Judge:
 
     def _nothing_pending(self) -> Verdict:
         """Nobody waits; but were there any dumps at all?"""
-        if not self.dumps.by_rank or self.dumps.missing:
+        if not self._by_rank or self.dumps.missing:
             return Verdict(UNKNOWN)
         return Verdict(NOTHING)
 
@@ -133,74 +137,90 @@ class Judge:
         if rank in self.evidence:
             return
         more.setdefault("certainty", _CERTAINTY[why])
-        waiting = sorted({edge.waiter for edge in self.graph.waiters_of(rank)})
-        self.evidence[rank] = Evidence(rank, why, call=call, waiting=tuple(waiting), **more)
+        waiters = {edge.waiter for edge in self.graph.waiters_of(rank)}
+        waiting = tuple(sorted(waiters))
+        self.evidence[rank] = Evidence(rank, why, call=call, waiting=waiting, **more)
+
+    def _first_call(self, rank: int) -> Call:
+        """The first call that a rank has pending."""
+        return self._pending[rank][0]
 
     def _different(self) -> None:
         """A rank calls something else than most of the group do."""
         for meeting in self.graph.differing.values():
             calls = self.graph.calls_of(meeting)
-            counts = Counter(map(label, calls.values())).most_common()
-            commonest, often = counts[0]
-            has_majority = 2 * often > len(calls)
-            usual = next(call for call in calls.values() if label(call) == commonest)
-            for rank, call in sorted(calls.items()):
+            labels = {rank: label(call) for rank, call in calls.items()}
+            ((commonest, count),) = Counter(labels.values()).most_common(1)
+            has_majority = 2 * count > len(calls)
+            usual_rank = next(rank for rank in calls if labels[rank] == commonest)
+            usual_call = calls[usual_rank]
+            for rank in sorted(calls):
                 if not has_majority:
-                    self._add(rank, DIFFERENT, call, others=usual, certainty=GUESS)
-                elif label(call) != commonest:
-                    self._add(rank, DIFFERENT, call, others=usual)
+                    self._add(rank, DIFFERENT, calls[rank], others=usual_call, certainty=GUESS)
+                elif labels[rank] != commonest:
+                    self._add(rank, DIFFERENT, calls[rank], others=usual_call)
             self._in_differing.update(calls)
 
     def _failed(self, stale: dict[int, list[Call]]) -> None:
         """A rank still waits in calls that the others have finished."""
         for rank, calls in stale.items():
-            if calls:
-                certainty = PROVEN if len(calls) > 1 else LIKELY
-                self._add(rank, FAILED, calls[0], count=len(calls), certainty=certainty)
+            if not calls:
+                continue
+            count = len(calls)
+            certainty = PROVEN if count > 1 else LIKELY
+            self._add(rank, FAILED, calls[0], count=count, certainty=certainty)
 
     def _absent(self) -> None:
         """Others wait for a rank, and it waits for nobody."""
-        waited_for: dict[int, Edge] = {}
-        for others in self.graph.edges.values():
-            for other, edge in others.items():
-                if other not in waited_for or waited_for[other].call.is_message:
-                    waited_for[other] = edge  # a collective says more than a message
+        waited_for = self._edges_to_those_waited_for()
         sinks = []
+        held_sinks = []  # whose own calls have been joined by all members
         for rank in sorted(waited_for):
-            is_there = rank in self.dumps.by_rank
-            if is_there and rank not in self.graph.edges and not self.graph.pending[rank]:
-                sinks.append(rank)
-        extra = self._extra(sinks)
-        for edge in extra:
-            self._add(edge.waiter, EXTRA, edge.call)
-        explained = {edge.waits_for for edge in extra}
-        for rank in sinks:
-            if rank not in explained:
-                call = waited_for[rank].call
-                # It may have come since, if its dump is older than the call.
-                is_older = 0 < self.dumps.by_rank[rank].now_ns < call.created_ns
-                certainty = LIKELY if is_older or self.dumps.has_unseen_messages else PROVEN
-                self._add(rank, ABSENT, call, certainty=certainty)
-        held_sinks = []
-        for rank in sorted(waited_for):
-            if rank in self.dumps.by_rank and rank not in self.graph.edges and rank not in sinks:
+            if rank not in self._by_rank or rank in self._edges:
+                continue
+            if self._pending[rank]:
                 held_sinks.append(rank)
+            else:
+                sinks.append(rank)
+        extra_call = self._extra_call(sinks)
+        if extra_call is None:
+            self._add_sinks(sinks, waited_for)
+        else:
+            self._add(extra_call.rank, EXTRA, extra_call)
         self._of_the_held(held_sinks, waited_for)
 
-    def _extra(self, sinks: list[int]) -> list[Edge]:
-        """A rank alone waits for all the others of a group, which stand at the same place."""
-        edges = []
-        for waiter, others in self.graph.edges.items():
-            call = next(iter(others.values())).call
-            group = call.group
-            is_alone = set(group.ranks) - {waiter} <= set(sinks) and len(others) >= 2
-            if call.is_message or not is_alone or len(self.graph.edges) > 1:
-                continue
-            places = {self.dumps.by_rank[rank].last_enqueued.get(group, 0) for rank in others}
-            if places == {call.number - 1}:
-                for other in others:
-                    edges.append(Edge(waiter, other, call))
+    def _add_sinks(self, ranks: list[int], waited_for: dict[int, Edge]) -> None:
+        for rank in ranks:
+            call = waited_for[rank].call
+            # It may have come since, if its dump is older than the call.
+            is_older = 0 < self._by_rank[rank].now_ns < call.created_ns
+            certainty = LIKELY if is_older or self.dumps.has_unseen_messages else PROVEN
+            self._add(rank, ABSENT, call, certainty=certainty)
+
+    def _edges_to_those_waited_for(self) -> dict[int, Edge]:
+        """By rank that others wait for, one edge to it: a collective says more than a message."""
+        edges: dict[int, Edge] = {}
+        for others in self._edges.values():
+            for other, edge in others.items():
+                if other not in edges or edges[other].call.is_message:
+                    edges[other] = edge
         return edges
+
+    def _extra_call(self, sinks: list[int]) -> Call | None:
+        """A rank alone waits for all the others of a group, which stand at the same place."""
+        if len(self._edges) != 1:
+            return None
+        ((waiter, others),) = self._edges.items()
+        call = next(iter(others.values())).call
+        members = set(call.group.ranks)
+        is_alone = members - {waiter} <= set(sinks)
+        if call.is_message or not is_alone or len(others) < 2:
+            return None
+        for rank in others:
+            dump = self._by_rank.get(rank)
+            if dump is None or dump.last_enqueued.get(call.group, 0) != call.number - 1:
+                return None
+        return call
 
     def _of_the_held(self, ranks: list[int], waited_for: dict[int, Edge]) -> None:
         """Ranks that others wait for, and whose own calls have been joined by all members.
@@ -211,77 +231,93 @@ class Judge:
         left = set(ranks)
         while left:
             rank = min(left)
-            together = {rank}
-            for call in self.graph.pending[rank]:
-                together |= set(others_in(call)) & left
-            first = self.graph.pending[rank][0]
-            for other in others_in(first):
-                if self.graph.pending.get(other) and other not in self.graph.edges:
-                    together.add(other)
+            first = self._first_call(rank)
+            together = self._held_with(rank, left)
             left -= together
-            if together & set(self.evidence):
+            if not together.isdisjoint(self.evidence):
+                continue
+            if first.is_message:
+                self._add_stuck(sorted(together))
                 continue
             behind = self._furthest_behind(together)
-            if len(behind) < len(together) and not first.is_message:
-                for member in sorted(behind):
-                    call = waited_for[member].call if member in waited_for else first
-                    self._add(member, ABSENT, call, certainty=LIKELY)
+            if behind == together:
+                self._add_stuck(self._with_most_pending(together))
                 continue
-            ends = sorted(together) if first.is_message else self._with_most_pending(together)
-            for member in ends:
-                self._add(member, STUCK, self.graph.pending[member][0])
+            for member in sorted(behind):
+                call = first
+                if member in waited_for:
+                    call = waited_for[member].call
+                self._add(member, ABSENT, call, certainty=LIKELY)
+
+    def _held_with(self, rank: int, candidates: set[int]) -> set[int]:
+        """A held rank, and those who take part in its calls and are held as well."""
+        together = {rank}
+        calls = self._pending[rank]
+        for call in calls:
+            together |= candidates.intersection(others_in(call))
+        for other in others_in(calls[0]):
+            if self._pending.get(other) and other not in self._edges:
+                together.add(other)
+        return together
+
+    def _add_stuck(self, ranks: list[int]) -> None:
+        for rank in ranks:
+            self._add(rank, STUCK, self._first_call(rank))
 
     def _with_most_pending(self, ranks: set[int]) -> list[int]:
         """Of ranks that have called as much as each other: those that have finished least."""
-        most = max(len(self.graph.pending[rank]) for rank in ranks)
-        return [rank for rank in sorted(ranks) if len(self.graph.pending[rank]) == most]
+        most = max(len(self._pending[rank]) for rank in ranks)
+        return [rank for rank in sorted(ranks) if len(self._pending[rank]) == most]
 
     def _furthest_behind(self, ranks: set[int]) -> set[int]:
         """Those that have called least, in groups of kinds that all of them are in."""
-        by_rank = {rank: Counter[str]() for rank in ranks}
-        for rank, counts in by_rank.items():
-            for group, last in self.dumps.by_rank[rank].last_enqueued.items():
+        counts_by_rank = {}
+        for rank in ranks:
+            counts = Counter[str]()
+            for group, last in self._by_rank[rank].last_enqueued.items():
                 counts[group.desc] += last
-        shared = set.intersection(*(set(counts) for counts in by_rank.values()))
+            counts_by_rank[rank] = counts
+        shared = set.intersection(*map(set, counts_by_rank.values()))
         totals = {}
-        for rank, counts in by_rank.items():
+        for rank, counts in counts_by_rank.items():
             totals[rank] = sum(counts[desc] for desc in shared)
         least = min(totals.values())
-        return {rank for rank in ranks if totals[rank] == least}
+        return {rank for rank, total in totals.items() if total == least}
 
     def _behind(self) -> None:
         """A rank that has not come, although what it waits in has kept no peer from coming."""
-        for (group, number), waiting in sorted(
-            self.graph.pending_at.items(), key=lambda item: item[0][1]
-        ):
-            waiting = waiting & set(self.graph.edges)
-            if not waiting or group in self.graph.differing:
+        who_waits = set(self._edges)
+        for meeting in sorted(self.graph.pending_at, key=by_number):
+            group, _number = meeting
+            waiting = self.graph.pending_at[meeting] & who_waits
+            are_most = 2 * len(waiting) > len(group.ranks)
+            if not are_most or group in self.graph.differing:
                 continue
-            call = self.graph.calls_of((group, number))[min(waiting)]
+            call = self.graph.calls_of(meeting)[min(waiting)]
             absent = self.graph.absent_from(call)
-            for rank in sorted(absent & set(self.graph.edges)):
-                if 2 * len(waiting) > len(group.ranks) and self._has_no_excuse(rank, call, waiting):
+            for rank in sorted(absent & who_waits):
+                if self._has_no_excuse(rank, call, waiting):
                     self._add(rank, BEHIND, call)
 
     def _has_no_excuse(self, rank: int, call: Call, waiting: set[int]) -> bool:
         """Whether every peer had the same calls pending and came all the same."""
-        calls = self.graph.pending[rank]
-        if not calls:
+        roles = set(map(_role, self._pending[rank]))
+        if not roles:
             return False
+        calls = self.graph.calls_of(call.meeting)
         for peer in waiting:
-            peer_call = self.graph.calls_of((call.group, call.number))[peer]
             issued_before = set()
-            for pending in self.graph.pending[peer]:
-                if pending.order < peer_call.order:
+            for pending in self._pending[peer]:
+                if pending.order < calls[peer].order:
                     issued_before.add(_role(pending))
-            if not all(_role(pending) in issued_before for pending in calls):
+            if not roles <= issued_before:
                 return False
         return True
 
     def _unexplained(self) -> list[int]:
         """Ranks that wait, and neither directly nor through others for a guilty one."""
         explained = self._perhaps_explained()
-        return [rank for rank in self.graph.edges if rank not in explained]
+        return [rank for rank in self._edges if rank not in explained]
 
     def _perhaps_explained(self) -> set[int]:
         """The guilty, and who has a call pending with one of them, or with one such rank.
@@ -291,7 +327,7 @@ class Judge:
         explained = set(self.evidence)
         beside = self._beside_the_missing()
         met: dict[Group, set[int]] = defaultdict(set)  # who has a collective pending in a group
-        for rank, calls in self.graph.pending.items():
+        for rank, calls in self._pending.items():
             for call in calls:
                 if not call.is_message:
                     met[call.group].add(rank)
@@ -304,27 +340,32 @@ class Judge:
         while to_visit:
             rank = to_visit.pop()
             reached = set(beside[rank])
-            for group in [group for group in groups_left if rank in group.members]:
-                groups_left.discard(group)
-                reached |= met[group].union(group.members - self.dumps.by_rank.keys())
+            its_groups = {group for group in groups_left if rank in group.members}
+            groups_left -= its_groups
+            for group in its_groups:
+                reached |= met[group]
+                reached |= group.members - self._by_rank.keys()
             for other in reached - explained:
-                if self.graph.pending.get(other) or other not in self.dumps.by_rank:
+                if self._pending.get(other) or other not in self._by_rank:
                     explained.add(other)
                     to_visit.append(other)
         return explained
 
-    def _beside_the_missing(self) -> dict[int, set[int]]:
+    def _beside_the_missing(self) -> Graph:
         """For all ranks, with which ones without a dump they share a group, and the reverse."""
-        beside: dict[int, set[int]] = defaultdict(set)
+        beside: Graph = defaultdict(set)
         missing = set(self.dumps.missing)
+        if not missing:
+            return beside
         groups: set[Group] = set()
-        for dump in self.dumps.by_rank.values() if missing else ():
+        for rank, dump in self._by_rank.items():
             groups.update(dump.last_enqueued)
-            groups.update(call.group for call in self.graph.pending[dump.rank])
+            groups.update(call.group for call in self._pending[rank])
         for group in groups:
-            for rank in missing.intersection(group.ranks):
-                if not group.is_default:
-                    beside[rank].update(group.ranks)
+            if group.is_default:
+                continue
+            for rank in missing & group.members:
+                beside[rank].update(group.ranks)
         for rank, others in list(beside.items()):
             for other in others:
                 beside[other].add(rank)
@@ -334,75 +375,70 @@ class Judge:
         """What no rank with a dump explains is the doing of one without."""
         explained = self._perhaps_explained()
         for rank in self._unexplained():
-            call = self.graph.pending[rank][0]
+            call = self._first_call(rank)
             for other in self.graph.absent_from(call):
-                if other not in self.dumps.by_rank and other not in explained:
+                if other not in self._by_rank and other not in explained:
                     self._add(other, NO_DUMP, call)
 
     def _circles(self) -> None:
         """Ranks that wait for each other: all circles lead through the one that is out of order."""
         unexplained = set(self._unexplained())
-        waits_for: dict[int, set[int]] = {}
+        waits_for: Graph = {}
         for rank in unexplained:
             waits_for[rank] = self.graph.first_absentees(rank) & unexplained
         for circle in circles_in(waits_for):
-            inside = {rank: waits_for[rank].intersection(circle) for rank in circle}
-            breakers = []
-            for rank in round_trip(inside):
-                if not in_circles({**inside, rank: set()}):
-                    breakers.append(rank)
-            firsts = [self.graph.pending[rank][0] for rank in circle]
-            if len(breakers) > 1 and not any(call.is_message for call in firsts):
-                breakers = self._often_missed(breakers) or breakers
+            breakers = self._breakers(circle, waits_for)
             if len(breakers) == 1:
-                self._add_in_circle(breakers[0], ORDER, waits_for)
+                self._add_out_of_order(breakers[0], waits_for)
                 continue
             for rank in breakers or circle:
-                self._add_in_circle(rank, CIRCLE, waits_for)
+                self._add(rank, CIRCLE, self._first_call(rank))
 
-    def _add_in_circle(self, rank: int, why: str, waits_for: dict[int, set[int]]) -> None:
-        """With the call in which others wait for it, or in which it waits itself."""
-        call = self.graph.pending[rank][0]
-        for waiter in sorted(waits_for):
-            if why == ORDER and rank in waits_for[waiter]:
-                call = self.graph.pending[waiter][0]
-                break
-        self._add(rank, why, call)
+    def _breakers(self, circle: list[int], waits_for: Graph) -> list[int]:
+        """Ranks of a circle without whose waiting nobody in it would wait in a circle."""
+        inside = {rank: waits_for[rank].intersection(circle) for rank in circle}
+        breakers = []
+        for rank in round_trip(inside):
+            without_it = {**inside, rank: set()}
+            if not in_circles(without_it):
+                breakers.append(rank)
+        has_messages = any(self._first_call(rank).is_message for rank in circle)
+        if len(breakers) > 1 and not has_messages:
+            return self._often_missed(breakers) or breakers
+        return breakers
+
+    def _add_out_of_order(self, rank: int, waits_for: Graph) -> None:
+        """With the call in which the first of the others waits for it."""
+        waiter = min(waiter for waiter, others in waits_for.items() if rank in others)
+        self._add(rank, ORDER, self._first_call(waiter))
 
     def _often_missed(self, ranks: list[int]) -> list[int]:
         """Those that haven't come to a call where most members of its group are."""
         missed = set()
-        for calls in self.graph.pending.values():
-            for call in calls[:1]:
-                absent = self.graph.absent_from(call)
-                came = len(call.group.ranks) - len(absent)
-                if not call.is_message and came > len(absent):
-                    missed.update(absent)
+        for calls in self._pending.values():
+            if not calls or calls[0].is_message:
+                continue
+            absent = self.graph.absent_from(calls[0])
+            came = len(calls[0].group.ranks) - len(absent)
+            if came > len(absent):
+                missed.update(absent)
         return [rank for rank in ranks if rank in missed]
 
     def _stuck(self) -> None:
         """Nobody is missing anywhere, and yet calls don't end."""
         if self.evidence:
             return
-        waiting = []
-        for rank, calls in self.graph.pending.items():
-            if calls:
-                waiting.append(rank)
-        if not waiting:
+        firsts = [calls[0] for calls in self._pending.values() if calls]
+        if not firsts:
             return
-        together = self._first_to_wait(waiting)
-        behind = self._furthest_behind(together)
-        if len(behind) == len(together):
-            behind = set(self._with_most_pending(together))
-        suspects = behind if 2 * len(behind) < len(waiting) else set()
-        for rank in sorted(suspects):
-            self._add(rank, STUCK, self.graph.pending[rank][0])
-
-    def _first_to_wait(self, ranks: list[int]) -> set[int]:
-        """The rank that waits in the oldest call, and all of these who are in that call too."""
-        oldest = min(ranks, key=lambda rank: self.graph.pending[rank][0].created_ns)
-        call = self.graph.pending[oldest][0]
-        return {oldest, *others_in(call)}.intersection(ranks)
+        waiting = {call.rank for call in firsts}
+        oldest = min(firsts, key=lambda call: call.created_ns)
+        together = {oldest.rank, *others_in(oldest)} & waiting
+        suspects = sorted(self._furthest_behind(together))
+        if len(suspects) == len(together):
+            suspects = self._with_most_pending(together)
+        if 2 * len(suspects) < len(waiting):
+            self._add_stuck(suspects)
 
     def _slow(self) -> list[int]:
         """The guilty, if all are only as late as they have been before: then nothing hangs."""
@@ -418,8 +454,8 @@ class Judge:
 
         What counts is the time until the last dump was written: the rank's own may be an early one.
         """
-        dump = self.dumps.by_rank[rank]
-        now_ns = max(other.now_ns for other in self.dumps.by_rank.values())
+        dump = self._by_rank[rank]
+        now_ns = max(other.now_ns for other in self._by_rank.values())
         starts_ns = [call.created_ns for call in dump.calls]
         if dump.now_ns == 0 or len(starts_ns) <= _ENOUGH_PAUSES:
             return False
@@ -430,7 +466,7 @@ class Judge:
         guilty = set(self.evidence)
         verdict.victims = sorted(set(verdict.pending) - guilty)
         waited_for = set()
-        for others in self.graph.edges.values():
+        for others in self._edges.values():
             waited_for.update(others)
         verdict.unknown = sorted(set(self.dumps.missing) & waited_for - guilty)
         for rank in sorted(guilty):
@@ -459,14 +495,11 @@ class Judge:
 def _role(call: Call) -> tuple[object, ...]:
     """What a call is, but for the ranks: equal for peers that do the same in other groups."""
     group = call.group
-    ends = ()
-    if call.is_message:
-        ends = tuple(group.ranks.index(end) for end in _ends(call) if end in group.ranks)
-    return group.desc, len(group.ranks), call.kind, call.number, ends
-
-
-def _ends(call: Call) -> list[int]:
-    return [end for end in (call.sender, call.receiver) if end is not None]
+    places = []
+    for end in call.ends:
+        if end in group.members:
+            places.append(group.ranks.index(end))
+    return group.desc, len(group.ranks), call.kind, call.number, tuple(places)
 
 
 def judge(dumps: Dumps) -> Verdict:

@@ -30,7 +30,7 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
 from course_utils.flight import report
-from course_utils.flight.dumps import from_raw
+from course_utils.flight.dumps import Entry, RawDump, RawDumps, from_raw
 from course_utils.flight.explanation import Explanation, explain
 from course_utils.flight.guilt import NOTHING
 from course_utils.flight.unpickle import Unreadable, plain
@@ -136,14 +136,15 @@ def _watch_group(group: Any) -> None:
 def _line(frame: Any) -> dict[str, Any] | None:
     """The innermost line outside of torch and of this file."""
     while frame is not None:
-        file = frame.f_code.co_filename
+        code = frame.f_code
+        file = code.co_filename
         if f"{os.sep}torch{os.sep}" not in file and file != __file__:
-            return {"filename": file, "line": frame.f_lineno, "name": frame.f_code.co_name}
+            return {"filename": file, "line": frame.f_lineno, "name": code.co_name}
         frame = frame.f_back
     return None
 
 
-def dump(failed: bool = False, pending_only: bool = False) -> dict[str, Any]:
+def dump(failed: bool = False, pending_only: bool = False) -> RawDump:
     """What this rank has called: torch's dump, with the table of groups and with messages.
 
     Args:
@@ -153,15 +154,17 @@ def dump(failed: bool = False, pending_only: bool = False) -> dict[str, Any]:
     asked = {}
     if pending_only:
         asked = {"includeStackTraces": False, "onlyActive": True}
-    whole: dict[str, Any] = {"version": "2.10", "entries": [], "pg_status": {}}
+    whole: RawDump = {"version": "2.10", "entries": [], "pg_status": {}}
     dump_as_torch_does = torch_private.find("torch._C._distributed_c10d:_dump_fr_trace")
     for backend in _BACKENDS:
         with contextlib.suppress(RuntimeError, TypeError, ValueError, Unreadable):
             part = plain(dump_as_torch_does(backend=backend, **asked))
             whole = {**part, "entries": whole["entries"] + part.get("entries", [])}
     whole["pg_config"] = _table()
-    messages = [_as_entry(message) for message in list(_messages)]
-    whole["entries"] += [entry for entry in messages if entry is not None]
+    for message in list(_messages):
+        entry = _as_entry(message)
+        if entry is not None:
+            whole["entries"].append(entry)
     whole["entries"].sort(key=lambda entry: entry["time_created_ns"])
     whole["dumped_ns"] = time.time_ns()
     if failed and whole["entries"]:
@@ -180,7 +183,7 @@ def _table() -> dict[str, dict[str, str]]:
     return table
 
 
-def _as_entry(message: _Message) -> dict[str, Any] | None:
+def _as_entry(message: _Message) -> Entry | None:
     name = _names().get(message.group)
     if name is None:
         return None
@@ -251,7 +254,7 @@ class _Watcher(threading.Thread):
         """Look once a second, until the dumps were left; then only end the rank where it must."""
         while True:
             signals = b""
-            readable = select.select([self._wake_up], [], [], _LOOK_S)[0]
+            readable, _writable, _broken = select.select([self._wake_up], [], [], _LOOK_S)
             if readable:
                 signals = os.read(self._wake_up, 64)
             try:
@@ -273,10 +276,11 @@ class _Watcher(threading.Thread):
             self._store = dist.PrefixStore(_KEYS, store)
         is_asked = self._signal_number in signals or self._ask.is_set() or self._is_overdue()
         is_asking = is_asked or signal.SIGTERM in signals
-        if is_asking or self._store.check(["asked"]):
-            is_first = is_asking and self._store.add("asked", 1) == 1
-            self._leave(is_first, is_asked)
-            self.over.set()
+        if not is_asking and not self._store.check(["asked"]):
+            return
+        is_first = is_asking and self._store.add("asked", 1) == 1
+        self._leave(is_first, is_asked)
+        self.over.set()
 
     def _is_overdue(self) -> bool:
         """Whether a call of this rank has been pending for too long."""
@@ -326,13 +330,14 @@ class _Watcher(threading.Thread):
             (self._folder / files[rank]).write_bytes(pickle.dumps(left, protocol=2))
         print(_with_stacks(explanation, self._folder), file=self._stderr, flush=True)
 
-    def _collected(self, world_size: int) -> dict[int, dict[str, Any]]:
-        raw: dict[int, dict[str, Any]] = {}
+    def _collected(self, world_size: int) -> RawDumps:
+        raw: RawDumps = {}
         deadline = time.monotonic() + _COLLECT_S
         while len(raw) < world_size and time.monotonic() < deadline:
             for rank in range(world_size):
-                if rank not in raw and self._store.check([f"dump/{rank}"]):
-                    packed = self._store.get(f"dump/{rank}")
+                key = f"dump/{rank}"
+                if rank not in raw and self._store.check([key]):
+                    packed = self._store.get(key)
                     raw[rank] = json.loads(zlib.decompress(packed))
             time.sleep(0.1)
         return raw
@@ -341,11 +346,14 @@ class _Watcher(threading.Thread):
 def _with_stacks(explanation: Explanation, folder: Path) -> str:
     """The report, and where the guilty ranks are."""
     parts = [_(report.LIVE, folder=folder), str(explanation)]
-    for rank in explanation.guilty or explanation.verdict.slow:
+    ranks = explanation.guilty or explanation.verdict.slow
+    for rank in ranks:
         left = explanation.dumps.by_rank.get(rank)
-        if left is not None and left.stack:
-            head = _(report.STACK_OF, rank=rank)
-            parts.append(f"{head}\n{left.stack.rstrip()}")
+        if left is None or not left.stack:
+            continue
+        head = _(report.STACK_OF, rank=rank)
+        stack = left.stack.rstrip()
+        parts.append(f"{head}\n{stack}")
     return "\n\n".join(parts)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from pathlib import PurePath
 
 from course_utils.flight import dumps, guilt, unpickle
-from course_utils.flight.dumps import Call, Dumps
+from course_utils.flight.dumps import Call, Dumps, LeftOut
 from course_utils.flight.guilt import Evidence, Verdict
 from course_utils.flight.wait_graph import Edge
 from course_utils.launcher.language import N_, _, ngettext, sentences
@@ -132,7 +132,8 @@ def reason(evidence: Evidence) -> str:
     if evidence.call is not None:
         called = call_named(evidence.call)
     if evidence.others is not None:
-        others = _at_its_line(_with_content(evidence.others.kind, evidence.others), evidence.others)
+        others = _with_content(evidence.others.kind, evidence.others)
+        others = _at_its_line(others, evidence.others)
         called = _with_content(called, evidence.call)
     if evidence.why == guilt.FAILED:
         return _failed(evidence, called)
@@ -224,9 +225,10 @@ def _at_its_line(description: str, call: Call) -> str:
 
 def _with_content(description: str, call: Call) -> str:
     """With `with Float [4]` at its end."""
-    dtype = call.dtypes[0] if call.dtypes else _("no data")
-    shape = list(call.sizes[0]) if call.sizes else ""
-    content = f"{dtype} {shape}".strip()
+    content = call.dtypes[0] if call.dtypes else _("no data")
+    if call.sizes:
+        shape = list(call.sizes[0])
+        content = f"{content} {shape}"
     return _("{description} with {content}", description=description, content=content)
 
 
@@ -235,10 +237,12 @@ def _victims(verdict: Verdict) -> list[str]:
         return []
     lines = [_("Victims: {ranks}.", ranks=ranks_named(verdict.victims))]
     for chain in verdict.chains[:_MANY_STEPS]:
-        lines += [f"  {step_named(edge)}" for edge in chain[:_MANY_STEPS]]
+        for edge in chain[:_MANY_STEPS]:
+            lines.append(f"  {step_named(edge)}")
         if len(chain) > 1:
             lines[-1] = sentences(lines[-1], _("And that is where the chain ends."))
-    return ["\n".join(dict.fromkeys(lines))]
+    different_lines = dict.fromkeys(lines)
+    return ["\n".join(different_lines)]
 
 
 def step_named(edge: Edge) -> str:
@@ -268,11 +272,13 @@ def _not_known(verdict: Verdict, read: Dumps) -> list[str]:
     notes += left_out(read.left_out)
     if not notes:
         return []
-    lines = [f"  {note}" for note in notes]
-    return ["\n".join([_("What could not be known:"), *lines])]
+    lines = [_("What could not be known:")]
+    for note in notes:
+        lines.append(f"  {note}")
+    return ["\n".join(lines)]
 
 
-def left_out(files: Iterable[tuple[str, str, str]]) -> list[str]:
+def left_out(files: Iterable[LeftOut]) -> list[str]:
     """A sentence for every file that was not used."""
     notes = []
     for name, why, detail in files:

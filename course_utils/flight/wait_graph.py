@@ -40,6 +40,7 @@ class WaitGraph:
 
     def __init__(self, dumps: Dumps) -> None:
         self.dumps = dumps
+        self._by_rank = dumps.by_rank
         self._calls: dict[Meeting, dict[int, Call]] = defaultdict(dict)
         self._messages: dict[tuple[Group, int, int, str], list[Call]] = defaultdict(list)
         self.pending_at: dict[Meeting, set[int]] = defaultdict(set)
@@ -56,10 +57,10 @@ class WaitGraph:
         self._connect()
 
     def _collect(self) -> None:
-        for rank, dump in self.dumps.by_rank.items():
+        for rank, dump in self._by_rank.items():
             for call in dump.calls:
                 if not call.is_message:
-                    self._calls[call.group, call.number][rank] = call
+                    self._calls[call.meeting][rank] = call
                 elif not call.finished and call.sender is not None and call.receiver is not None:
                     key = (call.group, call.sender, call.receiver, call.kind)
                     self._messages[key].append(call)
@@ -85,35 +86,41 @@ class WaitGraph:
         if not a_call.by_gloo or a_call.kind not in _NEEDS_ALL:
             return unfinished
         ranks = a_call.group.ranks
-        members = [rank for rank in ranks if rank in self.dumps.by_rank]
+        members = [rank for rank in ranks if rank in self._by_rank]
         if not all(self._has_come(member, meeting) for member in members):
             return set(calls)
         if len(members) < len(ranks):
             last = {rank for rank, call in calls.items() if self._is_last_of_all(call, members)}
             return unfinished | last
-        are_alike = len(set(map(label, calls.values()))) == 1
+        labels = set(map(label, calls.values()))
         somebody_is_through = len(unfinished) < len(calls)
-        return set() if are_alike and somebody_is_through else unfinished
+        if somebody_is_through and len(labels) == 1:
+            return set()
+        return unfinished
 
     def _is_over(self, call: Call) -> bool:
         """Whether a call is over, and has not failed."""
         if call.is_message:
             return call.finished
-        return call.rank not in self.pending_at.get((call.group, call.number), ())
+        return call.rank not in self.pending_at.get(call.meeting, ())
 
     def _is_last_of_all(self, call: Call, members: list[int]) -> bool:
         """Whether its rank called nothing after it, and no member went on in this group."""
-        if call is not self.dumps.by_rank[call.rank].calls[-1]:
+        by_rank = self._by_rank
+        if call is not by_rank[call.rank].calls[-1]:
             return False
-        numbers = [self.dumps.by_rank[rank].last_enqueued.get(call.group, 0) for rank in members]
-        return max(numbers) <= call.number
+        for member in members:
+            last = by_rank[member].last_enqueued.get(call.group, 0)
+            if last > call.number:
+                return False
+        return True
 
     def _sort_out(self) -> None:
         """Which pending calls are really pending.
 
         A rank with a single one that others have finished may just be about to finish it.
         """
-        for rank, dump in self.dumps.by_rank.items():
+        for rank, dump in self._by_rank.items():
             unfinished = []
             over = []
             for call in dump.calls:
@@ -140,10 +147,10 @@ class WaitGraph:
 
     def _is_through(self, member: int, call: Call) -> bool:
         """Whether a member has finished a call, which its own dump may no longer have."""
-        dump = self.dumps.by_rank.get(member)
+        dump = self._by_rank.get(member)
         if dump is None:
             return False
-        member_call = self._calls[call.group, call.number].get(member)
+        member_call = self._calls[call.meeting].get(member)
         if member_call is not None:
             return self._is_over(member_call) and member_call.kind == call.kind
         if call.number < self._first_pending.get((member, call.group), 0):
@@ -152,15 +159,14 @@ class WaitGraph:
 
     def _differing(self) -> dict[Group, Meeting]:
         first: dict[Group, Meeting] = {}
-        waited_in = set()
-        for group, _ in self.pending_at:
-            waited_in.add(group)
-        for meeting in sorted(self._calls, key=_by_number):
-            group, _ = meeting
-            if group in waited_in and group not in first:
-                labels = set(map(label, self._calls[meeting].values()))
-                if len(labels) > 1:
-                    first[group] = meeting
+        waited_in = {group for group, _number in self.pending_at}
+        for meeting in sorted(self._calls, key=by_number):
+            group, _number = meeting
+            if group not in waited_in or group in first:
+                continue
+            labels = set(map(label, self._calls[meeting].values()))
+            if len(labels) > 1:
+                first[group] = meeting
         return first
 
     def calls_of(self, meeting: Meeting) -> dict[int, Call]:
@@ -184,7 +190,7 @@ class WaitGraph:
             if not calls or self.absent_from(calls[0]):
                 continue
             call = calls[0]
-            meeting = (call.group, call.number)
+            meeting = call.meeting
             held = held_before.get(meeting)
             if held is None or call.is_message:
                 others = [rank, *others_in(call)]
@@ -203,18 +209,18 @@ class WaitGraph:
         if not pending:
             return False
         if call.is_message:
-            same_end, other_end = self._ends_of(call)
-            its_call = other_end[same_end.index(call)] if other_end else None
+            others_call = self._other_end(call)
         else:
-            its_call = self._calls[call.group, call.number].get(other)
-        return its_call is not None and pending[0].order < its_call.order
+            others_call = self._calls[call.meeting].get(other)
+        return others_call is not None and pending[0].order < others_call.order
 
-    def _ends_of(self, call: Call) -> tuple[list[Call], list[Call]]:
-        """The pending messages like this one, at its end and at the other, in order."""
+    def _other_end(self, call: Call) -> Call | None:
+        """Of a pending message, if both ends are known: the first pending ones of both meet."""
         other_kind = "recv" if call.kind == "send" else "send"
-        same_end = self._messages[call.group, call.sender, call.receiver, call.kind]
+        this_end = self._messages[call.group, call.sender, call.receiver, call.kind]
         other_end = self._messages[call.group, call.sender, call.receiver, other_kind]
-        return same_end, other_end
+        place = this_end.index(call)
+        return other_end[place] if place < len(other_end) else None
 
     def absent_from(self, call: Call) -> set[int]:
         """The ranks that a pending call needs, and that have not come to it or left no dump."""
@@ -222,31 +228,29 @@ class WaitGraph:
             return self._absent_end(call)
         if call.kind == "coalesced":
             return set()
-        meeting = (call.group, call.number)
+        meeting = call.meeting
         if meeting not in self._absentees:
-            absent = set()
-            for member in call.group.ranks:
-                if not self._has_come(member, meeting):
-                    absent.add(member)
+            members = call.group.ranks
+            absent = {member for member in members if not self._has_come(member, meeting)}
             self._absentees[meeting] = absent
         return self._absentees[meeting] - {call.rank}
 
     def _has_come(self, member: int, meeting: Meeting) -> bool:
-        group, number = meeting
-        dump = self.dumps.by_rank.get(member)
+        dump = self._by_rank.get(member)
         if dump is None:
             return False
-        return member in self._calls[meeting] or number <= dump.last_enqueued.get(group, 0)
+        if member in self._calls[meeting]:
+            return True
+        group, number = meeting
+        return number <= dump.last_enqueued.get(group, 0)
 
     def _absent_end(self, call: Call) -> set[int]:
-        """The other end of a message, if it is not there: the first pending ones meet."""
+        """The other end of a message, if it is not there."""
         if call.sender is None or call.receiver is None:
             return set()
         other = call.receiver if call.kind == "send" else call.sender
-        if other == call.rank:
-            return set()
-        same_end, other_end = self._ends_of(call)
-        return set() if same_end.index(call) < len(other_end) else {other}
+        is_absent = other != call.rank and self._other_end(call) is None
+        return {other} if is_absent else set()
 
     def first_absentees(self, rank: int) -> set[int]:
         """Whom a rank waits for in the first call that it has pending."""
@@ -271,23 +275,24 @@ class WaitGraph:
         steps: dict[int, Edge | None] = dict.fromkeys(ranks)
         to_visit = deque(steps)
         while to_visit:
-            for edge in waiters[to_visit.popleft()]:
+            rank = to_visit.popleft()
+            for edge in waiters[rank]:
                 if edge.waiter not in steps:
                     steps[edge.waiter] = edge
                     to_visit.append(edge.waiter)
         return steps
 
 
-def _by_number(meeting: Meeting) -> int:
-    return meeting[1]
+def by_number(meeting: Meeting) -> int:
+    """What meetings are sorted by."""
+    _group, number = meeting
+    return number
 
 
 def others_in(call: Call) -> list[int]:
     """Who else takes part in a call."""
-    if call.is_message:
-        ends = [call.sender, call.receiver]
-        return [end for end in ends if end is not None and end != call.rank]
-    return [member for member in call.group.ranks if member != call.rank]
+    ranks = call.ends if call.is_message else call.group.ranks
+    return [rank for rank in ranks if rank != call.rank]
 
 
 def label(call: Call) -> tuple[object, ...]:

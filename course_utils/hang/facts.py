@@ -286,9 +286,13 @@ def _exception_of(whereabouts: Whereabouts, call: Event | None = None) -> Handle
 def in_short(numbers: Iterable[int]) -> str:
     """Such as `rank 3`, `ranks 0 to 4` or `ranks 0, 2 and 5`."""
     ranks = list(numbers)
-    if len(ranks) > 2 and ranks == list(range(ranks[0], ranks[-1] + 1)):
-        return _("ranks {first} to {last}", first=ranks[0], last=ranks[-1])
-    return ranks_named(ranks)
+    if len(ranks) <= 2:
+        return ranks_named(ranks)
+    first = ranks[0]
+    last = ranks[-1]
+    if ranks != list(range(first, last + 1)):
+        return ranks_named(ranks)
+    return _("ranks {first} to {last}", first=first, last=last)
 
 
 def ranks_by_text(texts: Mapping[int, str]) -> dict[str, list[int]]:

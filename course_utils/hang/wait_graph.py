@@ -190,11 +190,14 @@ class WaitGraph:
     def _waits_for_ever(self, whereabouts: Whereabouts) -> bool:
         if whereabouts.state != "waiting" or not whereabouts.complete or whereabouts.has_threads:
             return False
-        if whereabouts.blocker not in KINDS or not whereabouts.call:
+        call = whereabouts.call
+        if whereabouts.blocker not in KINDS or call is None:
             return False
-        if whereabouts.call.flags & (ASYNC | MAY_TIME_OUT):
+        may_end_without_peers = call.flags & (ASYNC | MAY_TIME_OUT)
+        if may_end_without_peers:
             return False
-        return bool(self.waits_for[whereabouts.rank]) or len(self.world) == 1
+        is_alone = len(self.world) == 1
+        return is_alone or bool(self.waits_for[whereabouts.rank])
 
     def matching_send(self, received: Event) -> Event | None:
         """The send that a receive from one given rank takes, if it has been called."""

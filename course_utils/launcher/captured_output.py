@@ -33,7 +33,8 @@ class CapturedOutput:
         self.received_bytes += len(data)
         parts = _MARK.split(self._partial_mark + data)  # text, name of a mark, text, ..., text
         last_text = parts.pop()
-        texts, names = parts[::2], parts[1::2]
+        texts = parts[::2]
+        names = parts[1::2]
         for text, name in zip(texts, names, strict=True):
             self._append(text)
             position = self._dropped_bytes + len(self._kept)
@@ -77,9 +78,9 @@ class CapturedOutput:
             gap = f"\n[... {self._dropped_bytes:,} bytes left out ...]\n".encode()
             before_gap = _HALF - start
             kept = kept[:before_gap] + gap + kept[before_gap:]
-        text = _BUILD_FOLDER.sub("", kept.decode(errors="replace"))
-        lines = [_last_state(line) for line in text.split("\n")]
-        return "\n".join(lines)
+        text = kept.decode(errors="replace")
+        lines = _BUILD_FOLDER.sub("", text).split("\n")
+        return "\n".join(map(_last_state, lines))
 
 
 def _last_state(line: str) -> str:

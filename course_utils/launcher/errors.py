@@ -89,20 +89,19 @@ class Failure:
 
     def story(self) -> str:
         """The headline, what led to it, and the learner's lines, the last with its neighbours."""
-        head = [self.headline]
+        rows = [self.headline]
         for detail in self.details:
-            head.append("  " + detail.replace("\n", "\n  "))
-        lines = self._learners_lines()
-        if not lines:
-            return "\n".join(head)
-        *callers, last = lines
-        rows = list(dict.fromkeys(f"  {frame.place_and_code}" for frame in callers))
-        if len(rows) < len(callers):  # a function calls itself
-            rows.append("  ...")
-        rows.append(f"  {last.place}\n{last.excerpt()}".rstrip())
-        return "\n".join([*head, "", *rows])
+            indented = detail.replace("\n", "\n  ")
+            rows.append(f"  {indented}")
+        learners_frames = self._learners_frames()
+        if learners_frames:
+            *callers, last = learners_frames
+            rows.append("")
+            rows += _rows_of_callers(callers)
+            rows.append(f"  {last.place}\n{last.excerpt()}".rstrip())
+        return "\n".join(rows)
 
-    def _learners_lines(self) -> list[Frame]:
+    def _learners_frames(self) -> list[Frame]:
         frames = [frame for frame in self.frames if frame.is_learners]
         frames_with_text = [frame for frame in frames if frame.code]
         return frames_with_text or frames  # a dataclass's methods have no text
@@ -126,6 +125,17 @@ class Failure:
         if self.is_echo:
             order = 1 if self.began_otherwise else 2
         return order, not self.died, self.echo == echoes.LOST, self.when
+
+
+def _rows_of_callers(frames: list[Frame]) -> list[str]:
+    rows = []
+    for frame in frames:
+        row = f"  {frame.place_and_code}"
+        if row not in rows:
+            rows.append(row)
+    if len(rows) < len(frames):  # a function calls itself
+        rows.append("  ...")
+    return rows
 
 
 class WorkerError(RuntimeError):
@@ -207,6 +217,21 @@ def from_exception(
     is_of_torch = type(error).__module__.startswith("torch.")  # the learner may have one as well
     if is_of_checkpoint and is_of_torch and isinstance(checkpoint_failures, dict):
         return _from_checkpoint(rank, error, checkpoint_failures)
+    headline, details = _headline_and_details(error, note)
+    kinds = [echoes.kind_of(link, _words(link)) for link in echoes.chain(error)]
+    if kinds[0] == echoes.LOST and not note and "connect to" not in headline:
+        headline = _LOST_IN_ONE_WORDING
+    echo = next(filter(None, kinds), "")
+    began_otherwise = bool(echo) and not kinds[-1]
+    frames = _frames(error)
+    when = time.monotonic()
+    headline = headline[:_MAX_CHARACTERS]
+    return Failure(
+        rank, when, headline, frames, echo, began_otherwise, details, in_english=in_english
+    )
+
+
+def _headline_and_details(error: BaseException, note: str) -> tuple[str, list[str]]:
     headline = stable(note) if note else _named(error)
     details = _details(error)
     raised_again = _RAISED_AGAIN.match(_words(error))
@@ -222,18 +247,7 @@ def from_exception(
     if exited:
         headline = headline[: exited.start()]
         details = [exited[1], *details]
-    kinds = [echoes.kind_of(link, _words(link)) for link in echoes.chain(error)]
-    if kinds[0] == echoes.LOST and not note and "connect to" not in headline:
-        headline = _LOST_IN_ONE_WORDING
-    echoes_in_chain = [kind for kind in kinds if kind]
-    echo = echoes_in_chain[0] if echoes_in_chain else ""
-    began_otherwise = bool(echo) and not kinds[-1]
-    frames = _frames(error)
-    when = time.monotonic()
-    headline = headline[:_MAX_CHARACTERS]
-    return Failure(
-        rank, when, headline, frames, echo, began_otherwise, details, in_english=in_english
-    )
+    return headline, details
 
 
 def _from_checkpoint(rank: int, error: BaseException, failures: dict[int, Any]) -> Failure:
@@ -276,12 +290,15 @@ def _words(error: BaseException) -> str:
 
 def first_line(error: BaseException) -> str:
     """The beginning of what an exception says, where something else is to be read after it."""
-    line = _words(error).strip().partition("\n")[0]
-    return line if len(line) <= _SHORT else f"{line[:_SHORT]} ..."
+    line, _newline, _others = _words(error).strip().partition("\n")
+    if len(line) <= _SHORT:
+        return line
+    return f"{line[:_SHORT]} ..."
 
 
 def _named(error: BaseException) -> str:
-    return stable(f"{type(error).__name__}: {_words(error)}".removesuffix(": "))
+    name = f"{type(error).__name__}: {_words(error)}"
+    return stable(name.removesuffix(": "))
 
 
 def _raised_first(where: str, tracebacks: str) -> list[str]:
@@ -291,8 +308,9 @@ def _raised_first(where: str, tracebacks: str) -> list[str]:
     lines = [headline, f"{where}{place}"]
     while parts:
         led_on = parts.pop()
+        is_cause = led_on.startswith("The")
         words, place = _words_and_place(parts.pop())
-        lines.append(_led_by(f"{words}{place}", is_cause=led_on.startswith("The")))
+        lines.append(_led_by(f"{words}{place}", is_cause))
     return lines
 
 
@@ -373,8 +391,10 @@ def _what_led_to(error: BaseException) -> list[str]:
 def _named_with_place(error: BaseException) -> str:
     """Such as `KeyError: 'label', cell [5], line 7, in train`."""
     name = _named(error)
-    line = stacks.learners_line(_frames(error))
-    return f"{name}, {line.place}" if line else name
+    frame = stacks.learners_line(_frames(error))
+    if frame is None:
+        return name
+    return f"{name}, {frame.place}"
 
 
 def from_exit(rank: int, status: int, dump: str) -> Failure:
@@ -487,7 +507,9 @@ def _root_cause_and_others(failures: list[Failure]) -> tuple[list[Failure], list
 
 def likely_reason(reason: str) -> str:
     """A sentence that gives a reason; empty if there is none."""
-    return _("Likely reason: {reason}.", reason=reason) if reason else ""
+    if not reason:
+        return ""
+    return _("Likely reason: {reason}.", reason=reason)
 
 
 def _differing_words(alike: list[Failure]) -> list[str]:
@@ -511,11 +533,12 @@ def _about_the_others(
     rows = []
     stopped = set(range(world_size)) - set(failed)
     for failure in others:
-        if not failure.is_echo:  # an echo isn't worth telling: its rank was stopped, too
-            stopped.remove(failure.rank)
-            first_line = failure.headline.partition("\n")[0]
-            words = first_line[:_SHORT]
-            rows.append(_("Rank {rank} failed as well: {words}", rank=failure.rank, words=words))
+        if failure.is_echo:  # not worth telling: its rank was stopped, too
+            continue
+        stopped.remove(failure.rank)
+        first_line, _newline, _others = failure.headline.partition("\n")
+        words = first_line[:_SHORT]
+        rows.append(_("Rank {rank} failed as well: {words}", rank=failure.rank, words=words))
     for rank in sorted(stacks_of_others):
         position = _position(stacks_of_others[rank])
         rows.append(_("Rank {rank} was meanwhile {position}", rank=rank, position=position))
@@ -547,9 +570,11 @@ def worker_timeout(
     running = [rank for rank, frames in stacks_by_rank.items() if frames is not None]
     rows = []
     for rank in sorted(stacks_by_rank):
-        row = _("rank {rank}: {position}", rank=rank, position=_position(stacks_by_rank[rank]))
+        position = _position(stacks_by_rank[rank])
+        row = _("rank {rank}: {position}", rank=rank, position=position)
         rows.append(f"  {row}")
-    return WorkerTimeout([not_done(running, seconds), "\n".join(rows)], output, when, seconds)
+    parts = [not_done(running, seconds), "\n".join(rows)]
+    return WorkerTimeout(parts, output, when, seconds)
 
 
 def not_done(running: Collection[int], seconds: float) -> str:

@@ -39,7 +39,8 @@ def _put_refusal_into(module: ModuleType, rank_pid: int) -> None:
 
     def refuse(config: Any, *args: Any, **options: Any) -> Any:
         acts_as_host = getattr(config, "max_nodes", 1) > 1
-        if os.getpid() == rank_pid and not acts_as_host:
+        is_the_rank = os.getpid() == rank_pid  # and no process that it has started
+        if is_the_rank and not acts_as_host:
             raise RuntimeError(_(REFUSAL))
         return launch_agent(config, *args, **options)
 

@@ -23,9 +23,9 @@ def who_listens(port: int, pids: Mapping[int, int]) -> int | None:
     Only Linux tells.
     """
     links = {f"socket:[{inode}]" for inode in _inodes(port)}
-    links -= set(_open_files(os.getpid()))  # a server of the notebook's, which each rank inherits
+    links.difference_update(_open_files(os.getpid()))  # the notebook's, which each rank inherits
     for rank, pid in pids.items():
-        if links & set(_open_files(pid)):
+        if not links.isdisjoint(_open_files(pid)):
             return rank
     return None
 
@@ -34,11 +34,13 @@ def _inodes(port: int) -> Iterable[str]:
     """The system's numbers of the sockets that listen there."""
     for table in _TABLES:
         with contextlib.suppress(OSError):
-            for socket in Path(table).read_text().splitlines()[1:]:
-                fields = socket.split()
-                _address, _colon, number = fields[1].rpartition(":")
-                if fields[3] == _LISTENS and int(number, 16) == port:
-                    yield fields[9]
+            rows = Path(table).read_text().splitlines()
+            for row in rows[1:]:
+                fields = row.split()
+                address, state, inode = fields[1], fields[3], fields[9]
+                _ip, _colon, number = address.rpartition(":")
+                if state == _LISTENS and int(number, 16) == port:
+                    yield inode
 
 
 def _open_files(pid: int) -> Iterable[str]:

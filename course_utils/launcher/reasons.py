@@ -235,16 +235,24 @@ def _of_death(headline: str, frames: Sequence[Frame]) -> str:
 
 def _reads_the_command_line(frames: Sequence[Frame]) -> bool:
     """Whether argparse failed, and was handed no list."""
-    if not any(re.search(r"\bargparse\.py$", frame.file) for frame in frames):
-        return False
-    lines = [linecache.getline(frame.file, frame.line) for frame in frames]
-    return any(_READS_THE_COMMAND_LINE.search(line) for line in lines)
+    is_by_argparse = False
+    reads_it = False
+    for frame in frames:
+        if re.search(r"\bargparse\.py$", frame.file):
+            is_by_argparse = True
+        line = linecache.getline(frame.file, frame.line)
+        if _READS_THE_COMMAND_LINE.search(line):
+            reads_it = True
+    return is_by_argparse and reads_it
 
 
 def _counts_devices(frames: Sequence[Frame]) -> bool:
     """Whether the learner's line uses a number of devices, such as `rank % device_count()`."""
-    line = learners_line(list(frames))
-    return line is not None and "device_count()" in linecache.getline(line.file, line.line)
+    frame = learners_line(list(frames))
+    if frame is None:
+        return False
+    line = linecache.getline(frame.file, frame.line)
+    return "device_count()" in line
 
 
 def _call_whose_none_was_used(frames: Sequence[Frame]) -> tuple[str, str]:

@@ -156,7 +156,8 @@ def _line_about(verb: str, error: BaseException | None) -> list[str]:
     if raised_at is None:
         return []
     headline = errors.from_exception(0, error).headline  # the same words in every run
-    words = " ".join(headline.split())[:_MAX_CHARACTERS]
+    in_one_line = " ".join(headline.split())
+    words = in_one_line[:_MAX_CHARACTERS]
     return [f'{verb} {words} "{raised_at.file}", line {raised_at.line} in {raised_at.name}']
 
 

@@ -99,9 +99,10 @@ class Frame:
         rows = []
         for number in range(self.line - 2, self.line + 2):
             text = linecache.getline(self.file, number).rstrip()
+            if not text:
+                continue
             arrow = "-->" if number == self.line else "   "
-            if text:
-                rows.append(f"    {arrow} {number:3d} | {text}")
+            rows.append(f"    {arrow} {number:3d} | {text}")
         return "\n".join(rows)
 
 
@@ -176,11 +177,13 @@ def _frames(text: str) -> list[Frame]:
 
 
 def _raised(verb: str, text: str) -> tuple[str, Frame] | None:
-    match = re.search(_RAISED.format(verb), text, re.MULTILINE)
+    pattern = _RAISED.format(verb)
+    match = re.search(pattern, text, re.MULTILINE)
     if match is None:
         return None
     words, file, line, name = match.groups()
-    return words, Frame(file, int(line), name)
+    frame = Frame(file, int(line), name)
+    return words, frame
 
 
 def learners_line(frames: list[Frame]) -> Frame | None:

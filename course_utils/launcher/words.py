@@ -21,23 +21,27 @@ def ranks_listed(numbers: Iterable[int]) -> str:
     """The same without the word: `3`, or `0, 1 and 3`, or `0-17 and 20-31`."""
     in_order = sorted(numbers)
     if len(in_order) > _MANY:
-        return listed(_runs(in_order))
+        return listed(_runs(set(in_order)))
     return listed(in_order)
 
 
-def _runs(in_order: Iterable[int]) -> list[str]:
+def _runs(numbers: set[int]) -> list[str]:
     """Numbers that follow each other as one, such as `3-7`."""
-    runs: list[list[int]] = []
-    for number in in_order:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return [_run_named(run[0], run[-1]) for run in runs]
+    names = []
+    for first in sorted(numbers):
+        if first - 1 in numbers:  # its run has been named
+            continue
+        last = first
+        while last + 1 in numbers:
+            last += 1
+        names.append(_run_named(first, last))
+    return names
 
 
 def _run_named(first: int, last: int) -> str:
-    return str(first) if first == last else f"{first}-{last}"
+    if first == last:
+        return str(first)
+    return f"{first}-{last}"
 
 
 def wrapped(text: str) -> str:

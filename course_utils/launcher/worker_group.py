@@ -248,27 +248,18 @@ class WorkerGroup:
     def _note_unfinished(self) -> None:
         """Say of each rank that had returned or failed how it did not end as a program does."""
         for worker in self.workers:
-            rank = worker.rank
             if worker.late_death:
                 sentence = _(
                     "After its function was over, rank {rank} did not end as a program does: "
                     "{death}. What it returned is safe.",
-                    rank=rank,
+                    rank=worker.rank,
                     death=worker.late_death,
                 )
                 self.unfinished.append(sentence)
             elif worker.settled and not worker.is_over:
                 if self._pressed and worker.pending_work is None:
                     continue  # it was on its way to its end, and waited for nothing
-                work = worker.pending_work or PendingWork(_("something of its own"))
-                sentence = _(
-                    "After its function was over, rank {rank} was stopped, as it still waited for "
-                    "{description}{place}.",
-                    rank=rank,
-                    description=work.description,
-                    place=work.place(),
-                )
-                self.unfinished.append(sentence)
+                self.unfinished.append(_was_stopped(worker))
 
     def _error(self, running: list[WorkerHandle]) -> errors.WorkerError:
         """What went wrong; a listener may say it better."""
@@ -281,6 +272,14 @@ class WorkerGroup:
             stacks = self._stacks(running)
             seconds = math.inf if self._hangs_for_ever else self.timeout
             error = errors.worker_timeout(stacks, self.output(), seconds, now)
+        self._let_listeners_explain(stacks, error)
+        if not failures:
+            reason = reasons.unknown_host(self.output())
+            if reason:
+                error.parts.append(errors.likely_reason(reason))
+        return error
+
+    def _let_listeners_explain(self, stacks: StacksByRank, error: errors.WorkerError) -> None:
         for listener in self.listeners:
             try:
                 listener.on_error(stacks, error)
@@ -292,28 +291,31 @@ class WorkerGroup:
                     words=wrong,
                 )
                 error.add_note(note)
-        reason = "" if failures else reasons.unknown_host(self.output())
-        if reason:
-            error.parts.append(errors.likely_reason(reason))
-        return error
 
     def _worker_error(
         self, failures: list[errors.Failure], running: list[WorkerHandle]
     ) -> errors.WorkerError:
         error = errors.worker_error(failures, self.world_size, self.output())
         root_cause = error.failures[0]
-        port = ports.port_in_use(root_cause.headline)
-        if port is not None:
-            pids = {worker.rank: worker.pid for worker in running}
-            winner = ports.who_listens(port, pids)
-            if winner is not None:
-                return errors.race_error(failures, winner, self.world_size, self.output())
+        winner = self._winner_of_port(root_cause, running)
+        if winner is not None:
+            return errors.race_error(failures, winner, self.world_size, self.output())
         if root_cause.echo != echoes.WAITED or not running:
             return error
         # A rank gave up waiting for others, so it helps to know where those are.
         stacks = self._stacks(running)
         stacks_of_running = {worker.rank: stacks[worker.rank] for worker in running}
         return errors.worker_error(failures, self.world_size, self.output(), stacks_of_running)
+
+    def _winner_of_port(
+        self, root_cause: errors.Failure, running: list[WorkerHandle]
+    ) -> int | None:
+        """The rank that listens on the port that a failed one wanted; None if that is not why."""
+        port = ports.port_in_use(root_cause.headline)
+        if port is None:
+            return None
+        pids = {worker.rank: worker.pid for worker in running}
+        return ports.who_listens(port, pids)
 
     def _stacks(self, running: list[WorkerHandle]) -> StacksByRank:
         """Where every rank is, as `Listener.on_error` gets it."""
@@ -371,9 +373,12 @@ class WorkerGroup:
 
     def _remove_segments(self) -> None:
         """Remove what the ranks' processes have left in shared memory, unless they still live."""
-        ranks = {worker.pid for worker in self.workers}
-        dead = {pid for pid in self._noted_pids() if not _has_left_its_rank(pid, ranks)}
-        remove_segments(dead)
+        pids_of_ranks = {worker.pid for worker in self.workers}
+        dead_pids = set()
+        for pid in self._noted_pids():
+            if not _has_left_its_rank(pid, pids_of_ranks):
+                dead_pids.add(pid)
+        remove_segments(dead_pids)
 
     def _noted_pids(self) -> list[int]:
         if self._pids is None:
@@ -382,6 +387,18 @@ class WorkerGroup:
         text = self._pids.read()
         self._pids.close()
         return [int(pid) for pid in text.split()]
+
+
+def _was_stopped(worker: WorkerHandle) -> str:
+    """A sentence about a rank whose function was over, and that waited for something."""
+    work = worker.pending_work or PendingWork(_("something of its own"))
+    return _(
+        "After its function was over, rank {rank} was stopped, as it still waited for "
+        "{description}{place}.",
+        rank=worker.rank,
+        description=work.description,
+        place=work.place(),
+    )
 
 
 def _may_wait_for_a_reader(ending: Iterable[WorkerHandle]) -> bool:

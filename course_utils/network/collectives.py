@@ -27,6 +27,7 @@ direct: everything straight to the rank that needs it; an all_reduce goes to one
 
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 ALGORITHMS = ("ring", "tree", "direct")
 
@@ -36,11 +37,20 @@ Transfer = tuple[int, int, float]
 # for what the round brings it, both in order.
 Round = list[Transfer]
 Parts = Sequence[Sequence[float]]  # `parts[i][j]`: bytes from place i for place j
-# One branch of a tree: child, parent, and how many places the child speaks for, itself included.
-# Places are counted from the root here, and a child speaks for itself and the places after it.
-Branch = tuple[int, int, int]
-
 _IN_PARTS = ("scatter", "reduce_scatter", "all_to_all")
+_UP_THE_TREE = ("all_reduce", "reduce", "reduce_scatter", "gather")
+_DOWN_THE_TREE = ("all_reduce", "broadcast", "scatter", "reduce_scatter")
+
+
+class Branch(NamedTuple):
+    """A branch of a tree. Places are counted from the root, which has number 0."""
+
+    child: int
+    parent: int
+    spoken_for: int  # how many places the child speaks for: itself and the ones after it
+
+
+Tree = list[list[Branch]]  # by rounds, from the leaves to the root
 
 
 def refuse_unknown(algorithm: str) -> None:
@@ -60,13 +70,14 @@ def rounds(kind: str, algorithm: str, n: int, root: int, size: int, parts: Parts
         return rounds("all_reduce", algorithm, n, root, 0, parts)
     if kind not in _IN_PARTS:
         parts = [[size] * n] * n
-    if kind == "all_to_all" or (algorithm == "direct" and kind in ("all_gather", "reduce_scatter")):
+    is_direct = algorithm == "direct"
+    if kind == "all_to_all" or (is_direct and kind in ("all_gather", "reduce_scatter")):
         return _between_all_pairs(algorithm, n, parts)
     if algorithm == "tree" and kind == "all_gather":
         return _all_gather_by_bruck(n, size)
     if algorithm == "tree":
         return _along_branches(kind, _binomial_tree(n), n, root, size, parts)
-    if algorithm == "direct" or kind in ("scatter", "gather"):
+    if is_direct or kind in ("scatter", "gather"):
         return _along_branches(kind, _star(n), n, root, size, parts)
     return _around_the_ring(kind, n, root, size, parts)
 
@@ -92,7 +103,11 @@ def _all_gather_by_bruck(n: int, size: int) -> list[Round]:
     held = 1
     while held < n:
         brought = size * min(held, n - held)
-        result.append([(source, (source - held) % n, brought) for source in range(n)])
+        transfers = []
+        for source in range(n):
+            target = (source - held) % n
+            transfers.append((source, target, brought))
+        result.append(transfers)
         held *= 2
     return result
 
@@ -102,14 +117,24 @@ def _around_the_ring(kind: str, n: int, root: int, size: int, parts: Parts) -> l
         return _pieces_along_the_ring(root, n, size)
     if kind == "reduce":  # from the root's neighbour on, so that it ends at the root
         return _pieces_along_the_ring(root + 1, n, size)
+    turns = n - 1
     if kind == "all_reduce":
-        return [_to_the_next([size / n] * n)] * (2 * (n - 1))
+        turn = _to_the_next([size / n] * n)
+        return [turn] * (2 * turns)
     if kind == "all_gather":
-        return [_to_the_next([size] * n)] * (n - 1)
-    # A reduce_scatter: in turn k a rank hands on the sum for the rank k places back.
+        turn = _to_the_next([size] * n)
+        return [turn] * turns
+    return _reduce_scatter_on_the_ring(n, parts)
+
+
+def _reduce_scatter_on_the_ring(n: int, parts: Parts) -> list[Round]:
+    """In turn k a rank hands on the sum for the rank k places back."""
     result = []
     for turn in range(1, n):
-        sizes = [parts[source][(source - turn) % n] for source in range(n)]
+        sizes = []
+        for source in range(n):
+            summed_for = (source - turn) % n
+            sizes.append(parts[source][summed_for])
         result.append(_to_the_next(sizes))
     return result
 
@@ -120,57 +145,78 @@ def _pieces_along_the_ring(first: int, n: int, size: int) -> list[Round]:
     for _piece in range(n):
         for hop in range(n - 1):
             source = (first + hop) % n
-            result.append([(source, (source + 1) % n, size / n)])
+            target = (source + 1) % n
+            result.append([(source, target, size / n)])
     return result
 
 
 def _to_the_next(sizes: Sequence[float]) -> Round:
     """Every rank sends so many bytes to the next one on the ring."""
-    n = len(sizes)
-    return [(source, (source + 1) % n, sizes[source]) for source in range(n)]
+    transfers = []
+    for source, size in enumerate(sizes):
+        target = (source + 1) % len(sizes)
+        transfers.append((source, target, size))
+    return transfers
 
 
-def _star(n: int) -> list[list[Branch]]:
+def _star(n: int) -> Tree:
     """All others hang directly on the root."""
-    return [[(child, 0, 1) for child in range(1, n)]]
+    branches = [Branch(child, 0, 1) for child in range(1, n)]
+    return [branches]
 
 
-def _binomial_tree(n: int) -> list[list[Branch]]:
-    """Branches by rounds, from the leaves to the root: half of the places are left after each."""
+def _binomial_tree(n: int) -> Tree:
+    """Half of the places are left after each round."""
     result = []
     distance = 1
     while distance < n:
         branches = []
         for parent in range(0, n - distance, 2 * distance):
             child = parent + distance
-            branches.append((child, parent, min(distance, n - child)))
+            spoken_for = min(distance, n - child)
+            branches.append(Branch(child, parent, spoken_for))
         result.append(branches)
         distance *= 2
     return result
 
 
 def _along_branches(
-    kind: str, tree: list[list[Branch]], n: int, root: int, size: int, parts: Parts
+    kind: str, tree: Tree, n: int, root: int, size: int, parts: Parts
 ) -> list[Round]:
     """Up a tree, down it, or both; a branch carries what its kind of collective needs there."""
     places = [(root + number) % n for number in range(n)]  # by their number from the root on
-    for_place = [parts[root][place] for place in places]
-
-    def bytes_on(branch: Branch, going_up: bool) -> float:
-        child, _parent, below = branch
-        if kind == "gather":
-            return below * size
-        if kind == "scatter" or (kind == "reduce_scatter" and not going_up):
-            return sum(for_place[child : child + below])
-        return size
-
     result: list[Round] = []
-    if kind in ("all_reduce", "reduce", "reduce_scatter", "gather"):
+    if kind in _UP_THE_TREE:
         for branches in tree:
-            up = [(places[b[0]], places[b[1]], bytes_on(b, going_up=True)) for b in branches]
-            result.append(up)
-    if kind in ("all_reduce", "broadcast", "scatter", "reduce_scatter"):
+            result.append(_up(kind, branches, places, size))
+    if kind in _DOWN_THE_TREE:
+        parts_of_root = [parts[root][place] for place in places]
         for branches in reversed(tree):
-            down = [(places[b[1]], places[b[0]], bytes_on(b, going_up=False)) for b in branches]
-            result.append(down)
+            result.append(_down(kind, branches, places, size, parts_of_root))
     return result
+
+
+def _up(kind: str, branches: list[Branch], places: list[int], size: int) -> Round:
+    transfers = []
+    for child, parent, spoken_for in branches:
+        carried = size
+        if kind == "gather":
+            carried = size * spoken_for
+        transfers.append((places[child], places[parent], carried))
+    return transfers
+
+
+def _down(
+    kind: str,
+    branches: list[Branch],
+    places: list[int],
+    size: int,
+    parts_of_root: Sequence[float],
+) -> Round:
+    transfers = []
+    for child, parent, spoken_for in branches:
+        carried: float = size
+        if kind in _IN_PARTS:
+            carried = sum(parts_of_root[child : child + spoken_for])
+        transfers.append((places[parent], places[child], carried))
+    return transfers

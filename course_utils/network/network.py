@@ -46,23 +46,27 @@ class Network:
             raise ValueError(f"nodes must be a whole number of at least 1, got {self.nodes!r}")
         if (self.between is None) != (self.nodes == 1):
             raise ValueError("nodes=2 or more and between=(latency_us, gbit_s) go together")
-        latency_us, gbit_s = self.between or (0.0, 1.0)
-        _refuse("latency_us", self.latency_us, least=0.0)
-        _refuse("gbit_s", self.gbit_s)
-        _refuse("the latency between nodes", latency_us, least=0.0)
-        _refuse("the bandwidth between nodes", gbit_s)
+        _refuse_negative("latency_us", self.latency_us)
+        _refuse_not_positive("gbit_s", self.gbit_s)
+        if self.between is not None:
+            latency_us, gbit_s = self.between
+            _refuse_negative("the latency between nodes", latency_us)
+            _refuse_not_positive("the bandwidth between nodes", gbit_s)
         for link, factor in self.slow_links.items():
-            _refuse(f"the factor of slow link {link}", factor)
+            _refuse_not_positive(f"the factor of slow link {link}", factor)
         for rank, factor in self.slow_ranks.items():
-            _refuse(f"the factor of slow rank {rank}", factor)
+            _refuse_not_positive(f"the factor of slow rank {rank}", factor)
 
     def link(self, source: int, target: int, world_size: int) -> tuple[float, float]:
         """Microseconds until a message's first byte arrives, and those that each byte takes."""
-        latency_us, gbit_s = self.latency_us, self.gbit_s
-        ranks_per_node = world_size // self.nodes
-        same_node = source // ranks_per_node == target // ranks_per_node
-        if self.between and not same_node:
-            latency_us, gbit_s = self.between
+        latency_us = self.latency_us
+        gbit_s = self.gbit_s
+        if self.between is not None:
+            ranks_per_node = world_size // self.nodes
+            source_node = source // ranks_per_node
+            target_node = target // ranks_per_node
+            if source_node != target_node:
+                latency_us, gbit_s = self.between
         us_per_byte = 8 / (gbit_s * 1000)
         factor = self.slow_links.get((source, target), 1.0)
         return latency_us * factor, us_per_byte * factor
@@ -79,12 +83,15 @@ class Network:
                 raise ValueError(f"there is no rank {rank!r} among the {world_size} recorded ones")
 
 
-def _refuse(name: str, value: float, least: float | None = None) -> None:
-    """Raise ValueError unless a number is above 0, or at least `least`."""
-    is_finite = isinstance(value, (int, float)) and math.isfinite(value)
-    if least is None:
-        wanted, fits = "above 0", is_finite and value > 0
-    else:
-        wanted, fits = f"of at least {least:g}", is_finite and value >= least
-    if not fits:
-        raise ValueError(f"{name} must be a finite number {wanted}, got {value!r}")
+def _refuse_negative(name: str, value: float) -> None:
+    if not _is_finite(value) or value < 0:
+        raise ValueError(f"{name} must be a finite number of at least 0, got {value!r}")
+
+
+def _refuse_not_positive(name: str, value: float) -> None:
+    if not _is_finite(value) or value <= 0:
+        raise ValueError(f"{name} must be a finite number above 0, got {value!r}")
+
+
+def _is_finite(value: float) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)

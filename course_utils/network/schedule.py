@@ -44,12 +44,18 @@ class Schedule:
         self.programs: list[list[Step]] = []
         self._ends: dict[tuple[int, int | None], End] = {}  # by rank and index of an event
         self._last_task: dict[tuple, End] = {}  # of a rank in a group
-        all_meetings = meetings(events, world_size)
-        self._add_messages([m for m in all_meetings if m.key[0] == "message"])
-        for meeting in all_meetings:
-            if meeting.key[0] == "collective":
-                _refuse_disagreement(meeting)
-                self._add_collective(meeting, algorithm)
+        pairs = []
+        collectives = []
+        for meeting in meetings(events, world_size):
+            kind = meeting.key[0]
+            if kind == "message":
+                pairs.append(meeting)
+            elif kind == "collective":
+                collectives.append(meeting)
+        self._add_messages(pairs)
+        for meeting in collectives:
+            _refuse_disagreement(meeting)
+            self._add_collective(meeting, algorithm)
         self._add_programs(events, world_size)
 
     def _add_messages(self, pairs: Sequence[Meeting]) -> None:
@@ -57,10 +63,12 @@ class Schedule:
         _refuse_lonely(pairs)
         for number, pair in enumerate(pairs):
             source, target = pair.members
-            sent, taken = pair.calls[source], pair.calls[target]
+            sent = pair.calls[source]
+            taken = pair.calls[target]
             self._ends[sent.rank, sent.index] = ("left", number)
             self._ends[taken.rank, taken.index] = ("arrived", number)
-            self.messages.append(Message(sent, taken, sent.bytes, (taken.index, 0)))
+            order = (taken.index, 0)
+            self.messages.append(Message(sent, taken, sent.bytes, order))
 
     def _add_collective(self, meeting: Meeting, algorithm: str) -> None:
         """Add a collective's messages, and for each member its task."""
@@ -78,7 +86,9 @@ class Schedule:
     def _add_transfers(self, calls: Sequence[Event], algorithm: str) -> list[list[Step]]:
         """Add a collective's messages; returns what each member does, by its place in the group."""
         first = calls[0]
-        root = 0 if first.root is None else first.group.index(first.root)
+        root = 0
+        if first.root is not None:
+            root = first.group.index(first.root)
         parts = tuple(tuple(call.parts) for call in calls)
         steps: list[list[Step]] = [[] for _call in calls]
         for transfers in rounds(first.kind, algorithm, len(calls), root, first.bytes, parts):
@@ -86,9 +96,11 @@ class Schedule:
             for number, (source, _target, _size) in enumerate(transfers, first_number):
                 steps[source].append(("send", number, None))
             for number, (source, target, size) in enumerate(transfers, first_number):
-                order = (calls[target].index, len(steps[target]))
+                sent = calls[source]
+                taken = calls[target]
+                order = (taken.index, len(steps[target]))
                 steps[target].append(("wait", ("arrived", number), None))
-                self.messages.append(Message(calls[source], calls[target], size, order))
+                self.messages.append(Message(sent, taken, size, order))
         return steps
 
     def _add_programs(self, events: Sequence[Event], world_size: int) -> None:
@@ -97,10 +109,12 @@ class Schedule:
         for event in events:
             if event.rank not in ranks_with_threads:
                 begin, end = self._steps_of(event)
-                self.programs[event.rank] += begin + end
+                program = self.programs[event.rank]
+                program += begin
+                program += end
         for rank in ranks_with_threads:
-            own_events = [event for event in events if event.rank == rank]
-            self.programs[rank] += self._in_order_of_time(own_events)
+            events_of_rank = [event for event in events if event.rank == rank]
+            self.programs[rank] += self._in_order_of_time(events_of_rank)
 
     def _in_order_of_time(self, events: Sequence[Event]) -> list[Step]:
         """Of a rank with several threads: while one of them waits, a different one goes on."""
@@ -110,32 +124,41 @@ class Schedule:
             timed.append((event.start_s, begin))
             timed.append((event.end_s, end))
         timed.sort(key=lambda pair: pair[0])
-        return [step for _time, steps in timed for step in steps]
+        program: list[Step] = []
+        for _time, steps in timed:
+            program += steps
+        return program
 
     def _steps_of(self, event: Event) -> tuple[list[Step], list[Step]]:
         """What an event makes its rank do, after what it computes first; and its waiting."""
         is_wait = event.kind == "wait"
-        end = self._ends.get((event.rank, event.of if is_wait else event.index))
+        index = event.of if is_wait else event.index
+        end = self._ends.get((event.rank, index))
         if end is None:
             raise ReplayError(_("{event!r}: the recording lacks that event.", event=event))
         begin: list[Step] = [("compute", event, event)]
+        wait = ("wait", end, event)
+        if is_wait:
+            return begin, [wait]
         kind, number = end
-        if not is_wait and kind == "left":
+        if kind == "left":
             begin.append(("send", number, event))
-        if not is_wait and kind == "done":
+        elif kind == "done":
             begin.append(("start", number, event))
         # Of kind "arrived" there is nothing to begin: asking for a message takes no time.
-        if is_wait or event.blocking:
-            return begin, [("wait", end, event)]
+        if event.blocking:
+            return begin, [wait]
         return begin, []
 
 
 def _refuse_lonely(pairs: Sequence[Meeting]) -> None:
-    alone = [call for pair in pairs if pair.missing for call in pair.calls.values()]
-    if not alone:
-        return
-    first = min(alone, key=lambda event: (event.index, event.rank))
-    raise ReplayError(_why_lonely(first))
+    lonely: list[Event] = []
+    for pair in pairs:
+        if pair.missing:
+            lonely += pair.calls.values()
+    if lonely:
+        first = min(lonely, key=lambda call: (call.index, call.rank))
+        raise ReplayError(_why_lonely(first))
 
 
 def _why_lonely(call: Event) -> str:
@@ -149,7 +172,8 @@ def _why_lonely(call: Event) -> str:
 
 
 def _refuse_disagreement(meeting: Meeting) -> None:
-    first = next(meeting.calls[rank] for rank in meeting.members if rank in meeting.calls)
+    present = [rank for rank in meeting.members if rank in meeting.calls]
+    first = meeting.calls[present[0]]
     for rank in meeting.members:
         call = meeting.calls.get(rank)
         if call is None:
@@ -160,9 +184,15 @@ def _refuse_disagreement(meeting: Meeting) -> None:
                     rank=rank,
                 )
             )
-        same_call = (call.kind, call.op, call.root) == (first.kind, first.op, first.root)
-        sizes_may_differ = call.kind in ("scatter", "all_to_all")
-        if not same_call or (call.bytes != first.bytes and not sizes_may_differ):
+        if not _agree(first, call):
             raise ReplayError(
                 _("{call!r}: it has no partner, it met {other!r}.", call=first, other=call)
             )
+
+
+def _agree(first: Event, call: Event) -> bool:
+    """Whether two calls may be of one collective."""
+    if call.kind != first.kind or call.op != first.op or call.root != first.root:
+        return False
+    sizes_may_differ = call.kind in ("scatter", "all_to_all")
+    return sizes_may_differ or call.bytes == first.bytes

@@ -81,9 +81,8 @@ class Simulation:
         self.tasks = schedule.tasks
         self.programs = schedule.programs
         world_size = len(self.programs)
-        ranks = range(world_size)
-        self.links = [[network.link(a, b, world_size) for b in ranks] for a in ranks]
-        self.slow = [network.slow_ranks.get(rank, 1.0) for rank in ranks]
+        self.links = _links(network, world_size)
+        self.slow = [network.slow_ranks.get(rank, 1.0) for rank in range(world_size)]
         self.out_free = [0.0] * world_size
         self.in_free = [0.0] * world_size
         self.finish = [0.0] * world_size
@@ -104,7 +103,8 @@ class Simulation:
                 self._arrive(rank, subject)
             else:
                 self._go_on(order, rank, subject)
-        for event in self.at.values():
+        if self.at:
+            event = next(iter(self.at.values()))
             raise ReplayError(f"{event!r}: it waits for ever.")
         return Replay(tuple(self.finish), tuple(self.intervals), self.network)
 
@@ -117,7 +117,8 @@ class Simulation:
                 continue
             if code == "start":
                 call, task_steps = self.tasks[subject]
-                self._go_on(call.index, rank, self._task(("done", subject), call, task_steps))
+                end = ("done", subject)
+                self._go_on(call.index, rank, self._task(end, call, task_steps))
                 continue
             begun = self.now
             if code == "wait":
@@ -164,27 +165,39 @@ class Simulation:
     def _send(self, number: int) -> float:
         """Let a message leave as soon as it can; returns when its last byte has left."""
         sent, taken, size, order = self.messages[number]
-        source, target = sent.rank, taken.rank
+        source = sent.rank
+        target = taken.rank
         first_byte_us, us_per_byte = self.links[source][target]
         start = max(self.now, self.out_free[source])
         end = start + size * us_per_byte
         self.out_free[source] = end
         self.ended["left", number] = end
         self.intervals.append(Interval(source, start, end, "send", sent, target, size))
-        heapq.heappush(self.moments, (start + first_byte_us, _ARRIVE, order, target, number))
+        arrives_at = start + first_byte_us
+        heapq.heappush(self.moments, (arrives_at, _ARRIVE, order, target, number))
         return end
 
     def _arrive(self, target: int, number: int) -> None:
         """The first byte of a message has come to its receiver's port."""
         sent, taken, size, _ = self.messages[number]
-        _, us_per_byte = self.links[sent.rank][target]
+        source = sent.rank
+        _, us_per_byte = self.links[source][target]
         start = max(self.now, self.in_free[target])
         end = start + size * us_per_byte
         self.in_free[target] = end
-        self.intervals.append(Interval(target, start, end, "receive", taken, sent.rank, size))
+        self.intervals.append(Interval(target, start, end, "receive", taken, source, size))
         self._note_end(("arrived", number), end)
 
     def _note_end(self, end: End, moment: float) -> None:
         self.ended[end] = moment
         for waiter in self.waiters.pop(end, ()):
             heapq.heappush(self.moments, (moment, _RESUME, *waiter))
+
+
+def _links(network: Network, world_size: int) -> list[list[tuple[float, float]]]:
+    """`links[source][target]`, as `Simulation` has them."""
+    links = []
+    for source in range(world_size):
+        from_source = [network.link(source, target, world_size) for target in range(world_size)]
+        links.append(from_source)
+    return links

@@ -55,8 +55,8 @@ class Trace:
 
     Attributes:
         events: All events, by rank and then in the order in which the rank issued them.
-        ended: Of each rank, first: seconds from the launch until its function returned or was
-            stopped; what stands behind it nobody asks for.
+        ended: Of each rank a tuple that begins with the seconds from the launch until its function
+            returned or was stopped.
         failed: Whether the launch failed, so that the recording ends before its time.
     """
 
@@ -110,14 +110,13 @@ class Trace:
             ReplayError: The ranks disagree about a collective, or a message has no partner.
         """
         ranks = range(self.world_size)
-        amounts = [[0.0 for _ in ranks] for _ in ranks]
-        counts = [[0 for _ in ranks] for _ in ranks]
+        amounts = [[0.0] * self.world_size for _source in ranks]
+        counts = [[0] * self.world_size for _source in ranks]
         for sent, taken, carried, _ in self.schedule(algorithm).messages:
             amounts[sent.rank][taken.rank] += carried
             counts[sent.rank][taken.rank] += 1
-        amounts_by_source = tuple(tuple(map(_plain, row)) for row in amounts)
-        counts_by_source = tuple(tuple(row) for row in counts)
-        return Traffic(amounts_by_source, counts_by_source)
+        plain_amounts = [tuple(map(_plain, row)) for row in amounts]
+        return Traffic(tuple(plain_amounts), tuple(map(tuple, counts)))
 
     def replay(self, network: Network, compute: Compute | None = None) -> Replay:
         """Run the recording again on a modelled network, on a virtual clock.
@@ -147,16 +146,25 @@ class Trace:
 
     def _think(self, compute: Compute | None) -> Think:
         if callable(compute):
-            return lambda rank, event: _checked(compute(event)) if event else 0.0
+
+            def before_an_event(rank: int, event: Event | None) -> float:
+                return 0.0 if event is None else _checked(compute(event))
+
+            return before_an_event
+
         if compute is None:
             compute = [0.0] * self.world_size
-        late = [_checked(us) for us in compute]
-        if len(late) != self.world_size:
+        late_us = [_checked(us) for us in compute]
+        if len(late_us) != self.world_size:
             raise ValueError(
                 f"compute={compute!r}: it needs one number of microseconds for each of the "
                 f"{self.world_size} ranks, or a function of an event"
             )
-        return lambda rank, event: 0.0 if event else late[rank]
+
+        def before_the_first_event(rank: int, event: Event | None) -> float:
+            return late_us[rank] if event is None else 0.0
+
+        return before_the_first_event
 
     def save(self, path: str | Path) -> None:
         """Write JSON that `Trace.load` reads."""
@@ -172,9 +180,11 @@ class Trace:
             ValueError: The file holds something else.
         """
         try:
-            data = json.loads(Path(path).read_text(encoding="utf-8"), object_hook=_frozen)
+            text = Path(path).read_text(encoding="utf-8")
+            data = json.loads(text, object_hook=_frozen)
             events = tuple(Event(**row) for row in data["events"])
-            return cls(events, tuple(map(tuple, data["ended"])), data["failed"])
+            ended = tuple(map(tuple, data["ended"]))
+            return cls(events, ended, data["failed"])
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{path} is not a trace that Trace.save wrote: {error!r}") from None
 

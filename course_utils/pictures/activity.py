@@ -39,12 +39,13 @@ class Activity(NamedTuple):
 
 def activity(source: Trace | Replay) -> Activity:
     """Read a recording, in real time, or a replay; raises TypeError for anything else."""
-    if not isinstance(source, (Trace, Replay)):
-        raise TypeError(
-            "a timeline is drawn of results.trace or of trace.replay(network), "
-            f"not of {source!r:.80}"
-        )
-    return _in_real_time(source) if isinstance(source, Trace) else _virtual(source)
+    if isinstance(source, Trace):
+        return _in_real_time(source)
+    if isinstance(source, Replay):
+        return _virtual(source)
+    raise TypeError(
+        f"a timeline is drawn of results.trace or of trace.replay(network), not of {source!r:.80}"
+    )
 
 
 def spans(bars: Iterable[Interval], pixel_us: float) -> dict[str, list]:
@@ -55,13 +56,18 @@ def spans(bars: Iterable[Interval], pixel_us: float) -> dict[str, list]:
     by_kind: dict[str, list] = defaultdict(list)
     latest: dict[tuple[int, str], list] = {}  # by rank and kind the bar that may still grow
     for bar in bars:
-        rank, start, end, kind = bar[:4]
-        last = latest.get((rank, kind))
-        if last and start - last[2] < pixel_us and last[2] - last[1] < pixel_us:
-            last[2] = max(last[2], end)
-        else:
-            latest[rank, kind] = [rank, start, end]
-            by_kind[kind].append(latest[rank, kind])
+        rank, start_us, end_us, kind = bar[:4]
+        span = latest.get((rank, kind))
+        if span is not None:
+            _rank, span_start_us, span_end_us = span
+            is_next_to_it = start_us - span_end_us < pixel_us
+            is_short = span_end_us - span_start_us < pixel_us
+            if is_next_to_it and is_short:
+                span[2] = max(span_end_us, end_us)
+                continue
+        span = [rank, start_us, end_us]
+        latest[rank, kind] = span
+        by_kind[kind].append(span)
     return by_kind
 
 
@@ -103,7 +109,9 @@ def real_text(trace: Trace) -> str:
     queued = _queued(trace)
     if not queued:
         return text
-    return f"{text} {_TIMED if _are_timed(queued) else _QUEUED}"
+    if _are_timed(queued):
+        return f"{text} {_TIMED}"
+    return f"{text} {_QUEUED}"
 
 
 def _queued(trace: Trace) -> list[Event]:
@@ -117,14 +125,20 @@ def _are_timed(queued: list[Event]) -> bool:
 
 
 def _virtual(replay: Replay) -> Activity:
-    sends = [bar for bar in replay.intervals if bar.what == "send"]
-    receives = [bar for bar in replay.intervals if bar.what == "receive"]
+    sends = []
+    receives = []
+    for bar in replay.intervals:
+        if bar.what == "send":
+            sends.append(bar)
+        elif bar.what == "receive":
+            receives.append(bar)
     # Between two ports, messages arrive in the order in which they were sent.
     sends.sort(key=lambda bar: (bar.rank, bar.peer))
     receives.sort(key=lambda bar: (bar.peer, bar.rank))
     arrows = []
-    for sent, taken in zip(sends, receives, strict=True):
-        arrows.append(sent._replace(end_us=taken.end_us))
+    for sending, receiving in zip(sends, receives, strict=True):
+        arrow = sending._replace(end_us=receiving.end_us)
+        arrows.append(arrow)
     clock = f"virtual time (µs), {named(replay.network)}"
     return Activity(list(replay.intervals), arrows, replay.finish_us, clock)
 
@@ -139,20 +153,29 @@ def _in_real_time(trace: Trace) -> Activity:
     def to_us(seconds: float) -> float:
         return 1e6 * (seconds - begin_s)
 
-    ended_s = [rank_ended_s for rank_ended_s, *_ in trace.ended]
-    clock = "real time on this machine (ms)"
-    queued = _queued(trace)
-    if queued and _are_timed(queued):
-        clock += ", collectives as the GPU worked on them"
-    elif queued:
-        clock += ", calls until they were queued"
+    ended_s = []
+    ends_us = []
+    for rank_ended_s, *_ in trace.ended:
+        ended_s.append(rank_ended_s)
+        ends_us.append(max(0.0, to_us(rank_ended_s)))
     return Activity(
         bars=_bars_in_real_time(trace, begin_s, ended_s, to_us),
         arrows=_arrows_in_real_time(trace, to_us),
-        ends=tuple(max(0.0, to_us(end_s)) for end_s in ended_s),
-        clock=clock,
+        ends=tuple(ends_us),
+        clock=_real_clock(trace),
         tick_us=1000,
     )
+
+
+def _real_clock(trace: Trace) -> str:
+    """What the axis of a recording is called."""
+    clock = "real time on this machine (ms)"
+    queued = _queued(trace)
+    if not queued:
+        return clock
+    if _are_timed(queued):
+        return f"{clock}, collectives as the GPU worked on them"
+    return f"{clock}, calls until they were queued"
 
 
 def _bars_in_real_time(
@@ -170,10 +193,11 @@ def _bars_in_real_time(
 
     for event in trace:
         if event.finished and event.kind != "wait":
-            start_s, end_s = event.start_s, event.end_s
-            if event.done_s is not None:  # when the GPU worked on it
-                start_s, end_s = event.began_s, event.done_s
-            add(event.rank, start_s, end_s, _PORTS.get(event.kind, "collective"))
+            kind = _PORTS.get(event.kind, "collective")
+            if event.done_s is None:
+                add(event.rank, event.start_s, event.end_s, kind)
+            else:  # when the GPU worked on it
+                add(event.rank, event.began_s, event.done_s, kind)
         holds_its_rank = event.blocking or event.kind == "wait"
         if holds_its_rank:
             add_own_code(event.rank, event.start_s)
@@ -191,8 +215,12 @@ def _arrows_in_real_time(trace: Trace, to_us: Callable[[float], float]) -> list[
         if meeting.key[0] != "message":
             continue
         source, target = meeting.members
-        sent, taken = meeting.calls.get(source), meeting.calls.get(target)
-        if sent and taken and sent.finished and taken.finished:
-            start_us, end_us = to_us(sent.start_s), to_us(taken.end_s)
-            arrows.append(Interval(sent.rank, start_us, end_us, "send", None, taken.rank))
+        sent = meeting.calls.get(source)
+        taken = meeting.calls.get(target)
+        has_two_ends = sent is not None and taken is not None
+        if has_two_ends and sent.finished and taken.finished:
+            start_us = to_us(sent.start_s)
+            end_us = to_us(taken.end_s)
+            arrow = Interval(source, start_us, end_us, "send", None, target)
+            arrows.append(arrow)
     return arrows

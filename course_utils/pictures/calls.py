@@ -2,6 +2,8 @@
 
 import re
 from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
@@ -26,6 +28,21 @@ _DIFFERS = {"linewidth": 2, "edgecolor": INK}
 _IN = {"order": "kind", "evaluation": "mode", "shape": "shape or dtype"}  # else as it is called
 
 
+class _Recorded(NamedTuple):
+    """What is known of the calls of all ranks."""
+
+    events: Sequence[Event]
+    world_size: int
+    open_calls: list[Event]
+
+
+class Difference(NamedTuple):
+    """In what the calls of a collective differ, and whose are marked."""
+
+    name: str  # such as "kind" or "shape or dtype"
+    ranks: set[int]  # in the minority, or all where there is no majority
+
+
 def plot_calls(source: WorkerTimeout | Trace | Explanation) -> None:
     """Show the last five collectives of every rank, in order; what is missing or differs is marked.
 
@@ -38,20 +55,29 @@ def plot_calls(source: WorkerTimeout | Trace | Explanation) -> None:
         TypeError: `source` is none of these.
         ValueError: No rank is known to have called a collective.
     """
-    if isinstance(source, Trace):
-        events, world_size = source.events, source.world_size
-        open_calls = [call for call in events if not call.finished]
-    elif isinstance(source, WorkerTimeout | Explanation):
-        logs = source.waiting.values()
-        events, world_size = [call for log in logs for call in log.calls], len(logs)
-        open_calls = [call for log in logs for call in log.open_calls]
-    else:
-        raise TypeError(f"calls are drawn of a WorkerTimeout or of a trace, not {source!r:.80}")
-    collectives = [m for m in meetings(events, world_size) if m.key[0] == "collective"]
+    events, world_size, open_calls = _recorded(source)
+    collectives = []
+    for meeting in meetings(events, world_size):
+        if meeting.key[0] == "collective":
+            collectives.append(meeting)
     if not collectives:
         raise ValueError("no rank is known to have called a collective: look at its messages")
     shown = _of_one_group(collectives, open_calls)[-_LAST:]
     show(draw(shown, open_calls), words(shown))
+
+
+def _recorded(source: WorkerTimeout | Trace | Explanation) -> _Recorded:
+    if isinstance(source, Trace):
+        unfinished = [call for call in source.events if not call.finished]
+        return _Recorded(source.events, source.world_size, unfinished)
+    if not isinstance(source, WorkerTimeout | Explanation):
+        raise TypeError(f"calls are drawn of a WorkerTimeout or of a trace, not {source!r:.80}")
+    events: list[Event] = []
+    open_calls: list[Event] = []
+    for whereabouts in source.waiting.values():
+        events += whereabouts.calls
+        open_calls += whereabouts.open_calls
+    return _Recorded(events, len(source.waiting), open_calls)
 
 
 def _of_one_group(collectives: list[Meeting], open_calls: list[Event]) -> list[Meeting]:
@@ -67,37 +93,53 @@ def _of_one_group(collectives: list[Meeting], open_calls: list[Event]) -> list[M
 @english()  # as are all other words of pictures
 def words(shown: list[Meeting]) -> str:
     """What is missing and what differs, of several collectives in the first one."""
-    sentences = []
+    first = shown[0]
+    last = shown[-1]
+    numbers = f"s #{first.number} to #{last.number}"
+    if len(shown) == 1:
+        numbers = f" #{first.number}"
+    sentences = [*_what_differs(shown), *_what_is_missing(shown)]
+    content = ". ".join(sentences) or "all the same"
+    return f"Collective{numbers} of {ranks_named(first.members)}: {content}."
+
+
+def _what_differs(shown: list[Meeting]) -> list[str]:
+    """A sentence on the first collective whose calls differ, if there is one."""
     for meeting in shown:
-        if differs_in := difference(meeting):
-            labels = {rank: _label(call) for rank, call in sorted(meeting.calls.items())}
-            groups = ranks_by_text(labels).items()
-            by_label = "; ".join(f"{label} on {ranks_named(ranks)}" for label, ranks in groups)
-            sentences.append(f"#{meeting.number} differs in {differs_in[0]}: {by_label}")
-            break
+        differs_in = difference(meeting)
+        if differs_in is None:
+            continue
+        labels = {rank: _label(call) for rank, call in sorted(meeting.calls.items())}
+        parts = []
+        for label, ranks in ranks_by_text(labels).items():
+            parts.append(f"{label} on {ranks_named(ranks)}")
+        return [f"#{meeting.number} differs in {differs_in.name}: {'; '.join(parts)}"]
+    return []
+
+
+def _what_is_missing(shown: list[Meeting]) -> list[str]:
+    """A sentence on the first collective that a rank never called, if there is one."""
     for meeting in shown:
         if meeting.missing:
-            sentences.append(f"#{meeting.number} is missing on {ranks_named(meeting.missing)}")
-            break
-    numbers = f" #{shown[0].number}"
-    if len(shown) > 1:
-        numbers = f"s #{shown[0].number} to #{shown[-1].number}"
-    group = ranks_named(shown[0].members)
-    return f"Collective{numbers} of {group}: {'. '.join(sentences) or 'all the same'}."
+            return [f"#{meeting.number} is missing on {ranks_named(meeting.missing)}"]
+    return []
 
 
-def difference(meeting: Meeting) -> tuple[str, set[int]] | None:
-    """What its calls differ in, and the ranks in the minority, or all."""
-    calls = list(meeting.calls.values())
-    kind = differs(calls)
+def difference(meeting: Meeting) -> Difference | None:
+    """What its calls differ in, if they do."""
+    calls = meeting.calls.values()
+    kind = differs(list(calls))
     lines = {_line(call) for call in calls}
     if not kind and len(lines) == 1:
         return None
-    counts = Counter(_label(call) for call in calls).most_common()
-    commonest, often = counts[0]
-    no_majority = len(counts) > 1 and counts[1][1] == often
-    blamed = {call.rank for call in calls if no_majority or _label(call) != commonest}
-    return _IN.get(kind, kind or "line"), blamed
+    labels = {rank: _label(call) for rank, call in meeting.calls.items()}
+    counts = Counter(labels.values())
+    most = max(counts.values())
+    commonest = [label for label, count in counts.items() if count == most]
+    ranks = set(labels)
+    if len(commonest) == 1:
+        ranks = {rank for rank, label in labels.items() if label != commonest[0]}
+    return Difference(_IN.get(kind, kind or "line"), ranks)
 
 
 def _line(call: Event) -> str:
@@ -105,20 +147,21 @@ def _line(call: Event) -> str:
 
 
 def _shape(call: Event) -> str:
-    if call.kind == "barrier" or not call.dtype:
-        return ""
-    return str(call.shape)
+    has_content = call.dtype and call.kind != "barrier"
+    return str(call.shape) if has_content else ""
 
 
 def _label(call: Event) -> str:
     """What tells it from a different one, such as `all_reduce of float32 (4,), root 0, line 7`."""
     parts = [call.kind]
-    if _shape(call):
-        parts[0] += f" of {call.dtype} {_shape(call)}"
+    shape = _shape(call)
+    if shape:
+        parts = [f"{call.kind} of {call.dtype} {shape}"]
     if call.root is not None and call.kind != "barrier":
         parts.append(f"root {call.root}")
-    if _line(call):
-        parts.append(_line(call))
+    line = _line(call)
+    if line:
+        parts.append(line)
     return ", ".join(parts)
 
 
@@ -132,14 +175,16 @@ def draw(shown: list[Meeting], open_calls: list[Event]) -> Figure:
     rank_rows(axes, ranks, width)
     for column, meeting in enumerate(shown):
         x = column * _WIDE
-        axes.text(x + _WIDE / 2, -0.1, f"#{meeting.number}", ha="center", color=INK)
-        _, blamed = difference(meeting) or ("", ())
+        middle = x + _WIDE / 2
+        axes.text(middle, -0.1, f"#{meeting.number}", ha="center", color=INK)
+        differs_in = difference(meeting)
         for y, rank in enumerate(ranks):
             if rank in meeting.missing:
                 cell(axes, x, y, "missing", (), _WIDE, **_MISSING)
-            else:
-                call = meeting.calls[rank]
-                _draw_call(axes, (x, y), call, call in open_calls, rank in blamed)
+                continue
+            call = meeting.calls[rank]
+            is_blamed = differs_in is not None and rank in differs_in.ranks
+            _draw_call(axes, (x, y), call, call in open_calls, is_blamed)
     return figure
 
 
@@ -147,12 +192,15 @@ def _draw_call(
     axes: Axes, corner: tuple[float, float], call: Event, is_open: bool, is_blamed: bool
 ) -> None:
     x, y = corner
-    shape = _shape(call) if call.shape else ""  # "()" of a single number would be a riddle
-    lines = [call.kind, f"{shape} {_line(call)}".strip()]
+    lines = [call.kind]
+    place = _line(call)
+    if call.shape:  # "()" of a single number would be a riddle
+        place = f"{_shape(call)} {place}".strip()
+    if place:
+        lines.append(place)
     if is_open:
         lines.append("waits here")
-    text = "\n".join(line for line in lines if line)
     edge = _DIFFERS if is_blamed else {}
-    cell(axes, x, y, text, (call.rank,), _WIDE, **edge)
+    cell(axes, x, y, "\n".join(lines), (call.rank,), _WIDE, **edge)
     if is_blamed:
         axes.text(x + _WIDE - 0.25, y + 0.33, "≠", ha="center", weight="bold", color=INK)

@@ -2,61 +2,94 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from course_utils.pictures.style import OKABE_ITO
 
 Points = list[tuple[float, float]]  # a rank's steps and the numbers that it reported with them
 _MOST = 400  # points of a rank, at most
 _DASHES = ("none", "7 3", "7 3 1 3", "1 3")  # a second cue beside the colour
-_WIDTH, _HEIGHT, _LEFT, _TOP, _RIGHT, _BOTTOM = 420, 130, 46, 10, 10, 22  # pixels
+# Pixels: the whole chart, and where the axes stand in it.
+_WIDTH, _HEIGHT = 420, 130
+_LEFT, _TOP = 46, 10
+_END = _WIDTH - 10
+_FLOOR = _HEIGHT - 22
+
+
+class _Scale(NamedTuple):
+    """Where steps and losses stand in the chart."""
+
+    first_step: float
+    across: float  # pixels of a step
+    down: float  # pixels of a loss of 1
+
+    def place(self, step: float, loss: float) -> str:
+        x = _LEFT + self.across * (step - self.first_step)
+        y = _FLOOR - self.down * max(loss, 0.0)
+        return f"{x:.1f},{y:.1f}"
 
 
 def note(points: Points, metrics: dict[str, Any]) -> None:
     """Add what a rank has just reported, if it has a new step and a loss."""
-    step, loss = metrics.get("step"), metrics.get("loss")
-    numbers = all(isinstance(value, int | float) and math.isfinite(value) for value in (step, loss))
-    if not numbers or (points and points[-1][0] == step):
+    step = metrics.get("step")
+    loss = metrics.get("loss")
+    if not _is_finite(step) or not _is_finite(loss):
         return
+    if points:
+        last_step, _ = points[-1]
+        if step == last_step:
+            return
     points.append((step, loss))
     if len(points) > _MOST:
         del points[1:-1:2]
 
 
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
 def curves(points_by_rank: Sequence[Points]) -> str:
     """Draw one line for each rank, from 0 up to the largest loss; empty while there is no line."""
-    known = [point for points in points_by_rank for point in points]
-    steps = [step for step, _ in known]
-    largest = max((loss for _, loss in known), default=0.0)
+    steps = []
+    losses = []
+    for points in points_by_rank:
+        for step, loss in points:
+            steps.append(step)
+            losses.append(loss)
+    largest = max(losses, default=0.0)
     if largest <= 0 or max(steps) == min(steps):
         return ""
-    first, last = min(steps), max(steps)
-    across = (_WIDTH - _LEFT - _RIGHT) / (last - first)
-    down = (_HEIGHT - _TOP - _BOTTOM) / largest
-    floor = _HEIGHT - _BOTTOM
+    first = min(steps)
+    last = max(steps)
+    across = (_END - _LEFT) / (last - first)
+    down = (_FLOOR - _TOP) / largest
+    scale = _Scale(first, across, down)
     lines = []
     for rank, points in enumerate(points_by_rank):
-        places = [
-            f"{_LEFT + across * (step - first):.1f},{floor - down * max(loss, 0.0):.1f}"
-            for step, loss in points
-        ]
-        colour = OKABE_ITO[rank % len(OKABE_ITO)].replace("#000000", "currentColor")
-        dash = _DASHES[rank % len(_DASHES)]
-        lines.append(
-            f'<polyline points="{" ".join(places)}" fill="none" stroke="{colour}" '
-            f'stroke-width="1.8" stroke-dasharray="{dash}"/>'
-        )
-    axes = f"M{_LEFT},{_TOP}V{floor}H{_WIDTH - _RIGHT}"
+        lines.append(_line(rank, points, scale))
+    axes = f"M{_LEFT},{_TOP}V{_FLOOR}H{_END}"
     return (
         f'<svg width="{_WIDTH}" height="{_HEIGHT}" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" '
         f'aria-label="loss of every rank" '
         f'style="display:block;max-width:100%" font-size="11" fill="currentColor">'
         f'<path d="{axes}" fill="none" stroke="currentColor" opacity=".5"/>'
         f"{_text(_LEFT - 6, _TOP + 8, f'{largest:.3g}', 'end')}"
-        f"{_text(_LEFT - 6, floor, '0', 'end')}"
-        f"{_text(_LEFT - 6, (_TOP + floor) // 2, 'loss', 'end')}"
+        f"{_text(_LEFT - 6, _FLOOR, '0', 'end')}"
+        f"{_text(_LEFT - 6, (_TOP + _FLOOR) // 2, 'loss', 'end')}"
         f"{_text(_LEFT, _HEIGHT - 6, f'step {first:g}')}"
-        f"{_text(_WIDTH - _RIGHT, _HEIGHT - 6, f'{last:g}', 'end')}{''.join(lines)}</svg>"
+        f"{_text(_END, _HEIGHT - 6, f'{last:g}', 'end')}{''.join(lines)}</svg>"
+    )
+
+
+def _line(rank: int, points: Points, scale: _Scale) -> str:
+    places = []
+    for step, loss in points:
+        places.append(scale.place(step, loss))
+    colour = OKABE_ITO[rank % len(OKABE_ITO)].replace("#000000", "currentColor")
+    dash = _DASHES[rank % len(_DASHES)]
+    return (
+        f'<polyline points="{" ".join(places)}" fill="none" stroke="{colour}" '
+        f'stroke-width="1.8" stroke-dasharray="{dash}"/>'
     )
 
 

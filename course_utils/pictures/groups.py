@@ -14,6 +14,12 @@ from course_utils.pictures.style import OKABE_ITO, show
 _WAITS, _MEMBER, _GUILTY = "#FDEFD0", "#EEEEEE", OKABE_ITO[1]
 _MOST_GROUPS, _MOST_RANKS = 24, 64  # that fit into a picture
 _NAME = 32  # letters of a group's description
+_STEP = {
+    "arrowstyle": "->",
+    "color": INK,
+    "linewidth": 2,
+    "connectionstyle": "arc3,rad=-0.35",
+}
 
 
 def plot_groups(explanation: Explanation) -> None:
@@ -47,41 +53,37 @@ def words(explanation: Explanation, groups: list[Group]) -> str:
     """What is to be seen."""
     if not explanation.guilty:
         return f"{len(groups)} groups in which ranks wait; nobody is known to be guilty."
-    sentences = [f"{ranks_named(explanation.guilty)} guilty, in {len(groups)} groups."]
+    sentence = f"{ranks_named(explanation.guilty)} guilty, in {len(groups)} groups."
     chain = explanation.chain
-    if chain:
-        steps = []
-        for edge in chain:
-            steps.append(f"rank {edge.waiter}")
-        steps.append(f"rank {chain[-1].waits_for}")
-        sentences.append(f"The chain: {' waits for '.join(steps)}.")
-    return " ".join(sentences)
+    if not chain:
+        return sentence
+    steps = [f"rank {edge.waiter}" for edge in chain]
+    steps.append(f"rank {chain[-1].waits_for}")
+    return f"{sentence} The chain: {' waits for '.join(steps)}."
 
 
 def draw(explanation: Explanation, groups: list[Group]) -> Figure:
     """A row for each group, a column for each rank; arrows are the steps of the chain."""
     ranks = _ranks_shown(explanation, groups)
-    columns = {rank: column for column, rank in enumerate(ranks)}
-    rows = {group: row for row, group in enumerate(groups)}
     size = (2.5 + 0.45 * len(ranks), 0.8 + 0.42 * len(groups))
     figure, axes = plt.subplots(figsize=size)
-    for group, row in rows.items():
-        for rank in set(group.ranks) & set(columns):
-            _draw_cell(axes, explanation, group, rank, (columns[rank], row))
+    for row, group in enumerate(groups):
+        for column, rank in enumerate(ranks):
+            if rank in group.members:
+                _draw_cell(axes, explanation, group, rank, (column, row))
     for edge in explanation.chain:
-        row = rows.get(edge.call.group)
-        if row is None or edge.waiter not in columns or edge.waits_for not in columns:
-            continue
-        ends = {"xy": (columns[edge.waits_for], row), "xytext": (columns[edge.waiter], row)}
-        arrow = {"arrowstyle": "->", "color": INK, "linewidth": 2}
-        axes.annotate("", **ends, arrowprops={**arrow, "connectionstyle": "arc3,rad=-0.35"})
+        group = edge.call.group
+        if group in groups and edge.waiter in ranks and edge.waits_for in ranks:
+            start = ranks.index(edge.waiter)
+            end = ranks.index(edge.waits_for)
+            row = groups.index(group)
+            axes.annotate("", xy=(end, row), xytext=(start, row), arrowprops=_STEP)
     axes.set_xticks(range(len(ranks)), ranks)
     axes.set_yticks(range(len(groups)), [_name(group) for group in groups])
     axes.set_xlim(-0.6, len(ranks) - 0.4)
     axes.set_ylim(len(groups) - 0.4, -0.8)
     axes.set_xlabel("rank (✗: guilty, #: the call it waits in, arrows: the chain)")
-    for side in ("top", "right", "left", "bottom"):
-        axes.spines[side].set_visible(False)
+    axes.spines[:].set_visible(False)
     return figure
 
 
@@ -102,17 +104,18 @@ def _draw_cell(
 ) -> None:
     column, row = at
     call = _waits_in(explanation, group, rank)
-    is_guilty = rank in explanation.guilty
-    color = _MEMBER
-    if call is not None:
-        color = _WAITS
-    if is_guilty:
-        color = _GUILTY
-    box = plt.Rectangle((column - 0.45, row - 0.42), 0.9, 0.84, facecolor=color, edgecolor="white")
-    axes.add_patch(box)
-    text = "✗" if is_guilty else ""
-    if call is not None and not is_guilty:
+    if rank in explanation.guilty:
+        colour = _GUILTY
+        text = "✗"
+    elif call is None:
+        colour = _MEMBER
+        text = ""
+    else:
+        colour = _WAITS
         text = "msg" if call.is_message else f"#{call.number % 1000}"
+    corner = (column - 0.45, row - 0.42)
+    box = plt.Rectangle(corner, 0.9, 0.84, facecolor=colour, edgecolor="white")
+    axes.add_patch(box)
     axes.text(column, row, text, ha="center", va="center", fontsize=7, color=INK)
 
 
@@ -124,5 +127,9 @@ def _waits_in(explanation: Explanation, group: Group, rank: int) -> Call | None:
 
 
 def _name(group: Group) -> str:
-    desc = group.desc if len(group.desc) <= _NAME else f"{group.desc[:_NAME]}…"
-    return f"{desc}\n{ranks_named(group.ranks)}" if len(group.ranks) <= 4 else desc
+    desc = group.desc
+    if len(desc) > _NAME:
+        desc = f"{desc[:_NAME]}…"
+    if len(group.ranks) > 4:
+        return desc
+    return f"{desc}\n{ranks_named(group.ranks)}"

@@ -55,19 +55,24 @@ class Drawing(NamedTuple):
 def arrow(line: Line) -> list[Line]:
     """A line, and two short ones at its end."""
     x1, y1, x2, y2 = line
-    length = math.hypot(x2 - x1, y2 - y1)
-    share = _HEAD / max(_HEAD, length)  # of the line that the head covers
-    back_x, back_y = (x2 - x1) * share, (y2 - y1) * share
-    across_x, across_y = -_HEAD_SLOPE * back_y, _HEAD_SLOPE * back_x
-    one_side = (x2, y2, x2 - back_x + across_x, y2 - back_y + across_y)
-    other_side = (x2, y2, x2 - back_x - across_x, y2 - back_y - across_y)
+    dx = x2 - x1
+    dy = y2 - y1
+    share = _HEAD / max(_HEAD, math.hypot(dx, dy))  # of the line that the head covers
+    head_dx = dx * share
+    head_dy = dy * share
+    base_x = x2 - head_dx
+    base_y = y2 - head_dy
+    across_x = -_HEAD_SLOPE * head_dy
+    across_y = _HEAD_SLOPE * head_dx
+    one_side = (x2, y2, base_x + across_x, base_y + across_y)
+    other_side = (x2, y2, base_x - across_x, base_y - across_y)
     return [line, one_side, other_side]
 
 
 def as_svg(drawing: Drawing) -> str:
     """An `<svg>` without ids (patterns, markers), which two pictures of one page would share."""
     width, height, shapes, label = drawing
-    elements = "".join(_element(shape) for shape in shapes)
+    elements = "".join(map(_element, shapes))
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" '
         f'aria-label="{html.escape(label)}" font-family="system-ui,sans-serif" '
@@ -79,12 +84,16 @@ def as_svg(drawing: Drawing) -> str:
 def _element(shape: Shape) -> str:
     if isinstance(shape, Words):
         place = f'x="{shape.x:.1f}" y="{shape.y:.1f}" text-anchor="{shape.align}"'
-        return f'<text {place} fill="{INK}">{html.escape(shape.text)}</text>'
+        text = html.escape(shape.text)
+        return f'<text {place} fill="{INK}">{text}</text>'
     style = f'stroke="{shape.colour}" stroke-width="{shape.width:.1f}"'
     if shape.dash:
         drawn, left_out = shape.dash
         style += f' stroke-dasharray="{drawn} {left_out}"'
-    path = "".join(f"M{x1:.1f} {y1:.1f}L{x2:.1f} {y2:.1f}" for x1, y1, x2, y2 in shape.ends)
+    strokes = []
+    for x1, y1, x2, y2 in shape.ends:
+        strokes.append(f"M{x1:.1f} {y1:.1f}L{x2:.1f} {y2:.1f}")
+    path = "".join(strokes)
     return f'<path d="{path}" {style}/>'
 
 
@@ -109,7 +118,11 @@ def _write(axes: Axes, words: Words, order: int) -> None:
 
 
 def _draw_lines(axes: Axes, lines: Lines, order: int) -> None:
-    ends = [((x1, y1), (x2, y2)) for x1, y1, x2, y2 in lines.ends]
+    ends = []
+    for x1, y1, x2, y2 in lines.ends:
+        start = (x1, y1)
+        end = (x2, y2)
+        ends.append((start, end))
     width = lines.width * _POINTS
     drawn = LineCollection(ends, colors=lines.colour, linewidths=width, capstyle="butt")
     if lines.dash:

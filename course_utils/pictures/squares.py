@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from itertools import combinations
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
@@ -23,6 +23,13 @@ _SIDE_BY_SIDE = 9.5  # squares, at most, that are still readable in a window of 
 _GAP = 0.3  # between two tensors of a rank; a square has a place of 1
 _ROUNDED = "round,pad=0.04,rounding_size=0.1"
 _GARBAGE = {"edgecolor": "#999999", "hatch": "xx", "linestyle": "--"}
+
+
+class _Square(NamedTuple):
+    """A value, and where its square begins in its row; None stands for values left out."""
+
+    x: float
+    value: float | None
 
 
 def plot_ranks(before: Sequence, after: Sequence, undefined: Collection[int] = ()) -> None:
@@ -54,8 +61,9 @@ def plot_ranks(before: Sequence, after: Sequence, undefined: Collection[int] = (
     new_words = [_numbers(rank_parts) for rank_parts in new]
     for rank in undefined:
         new_words[rank] = "undefined"
-    text = f"Before: {', '.join(together(old_words))}. After: {', '.join(together(new_words))}."
-    show(draw(old, new, undefined), text)
+    old_text = ", ".join(together(old_words))
+    new_text = ", ".join(together(new_words))
+    show(draw(old, new, undefined), f"Before: {old_text}. After: {new_text}.")
 
 
 def parts(value: Any) -> Parts:
@@ -80,7 +88,9 @@ def _flat(rank_parts: Parts) -> list[float]:
 def _numbers(rank_parts: Parts) -> str:
     values = _flat(rank_parts)
     if len(values) > SHOWN:
-        return f"{len(values)} values from {min(values):.4g} to {max(values):.4g}"
+        least = min(values)
+        largest = max(values)
+        return f"{len(values)} values from {least:.4g} to {largest:.4g}"
     texts = []
     for part in rank_parts:
         numbers = ", ".join(f"{value:.4g}" for value in part)
@@ -91,18 +101,27 @@ def _numbers(rank_parts: Parts) -> str:
 def origins(old: list[Parts]) -> Origins:
     """By value, whose it may be: of a rank that had it, or of those whose values add up to it."""
     givers: Origins = defaultdict(set)
-    rows = [_flat(rank_parts) for rank_parts in old]
-    for rank, row in enumerate(rows):
+    shown_rows = []
+    for rank, rank_parts in enumerate(old):
+        row = _flat(rank_parts)
         for value in row:
             givers[value].add((rank,))
-    world_size = len(rows)
-    fewest = 2 if world_size <= _FEW else world_size  # of many ranks only the sum of all
-    shown_rows = [row[:SHOWN] for row in rows]
+        shown_rows.append(row[:SHOWN])
+    summed_ranks = _ranks_that_may_be_summed(len(old))
     for column in zip(*shown_rows, strict=False):
-        for count in range(fewest, world_size + 1):
-            for ranks in combinations(range(world_size), count):
-                givers[sum(column[rank] for rank in ranks)].add(ranks)
+        for ranks in summed_ranks:
+            total = sum(column[rank] for rank in ranks)
+            givers[total].add(ranks)
     return givers
+
+
+def _ranks_that_may_be_summed(world_size: int) -> list[tuple[int, ...]]:
+    """Every two ranks or more; of many ranks only all of them."""
+    fewest = 2 if world_size <= _FEW else world_size
+    result: list[tuple[int, ...]] = []
+    for count in range(fewest, world_size + 1):
+        result += combinations(range(world_size), count)
+    return result
 
 
 def origin(givers: Origins, value: float, rank: int) -> tuple[int, ...]:
@@ -110,53 +129,68 @@ def origin(givers: Origins, value: float, rank: int) -> tuple[int, ...]:
     candidates = givers.get(value, set())
     if (rank,) in candidates:
         return (rank,)
-    fewest = min((len(ranks) for ranks in candidates), default=0)
+    if not candidates:
+        return ()
+    fewest = min(map(len, candidates))
     shortest = [ranks for ranks in candidates if len(ranks) == fewest]
     return shortest[0] if len(shortest) == 1 else ()
 
 
 def draw(old: list[Parts], new: list[Parts], undefined: Collection[int] = ()) -> Figure:
     """Draw both sides, a row per rank."""
-    sides = [[_placed(rank_parts) for rank_parts in side] for side in (old, new)]
-    widths = [_width(side) for side in sides]
-    high = HIGH * len(old) + 0.5
-    if sum(widths) <= _SIDE_BY_SIDE:
-        size = (HIGH * sum(widths) + 1.6, high)
-        figure, grids = plt.subplots(1, 2, figsize=size, width_ratios=widths, layout="constrained")
+    old_rows = [_row(rank_parts) for rank_parts in old]
+    new_rows = [_row(rank_parts) for rank_parts in new]
+    old_width = _width(old_rows)
+    new_width = _width(new_rows)
+    height = HIGH * len(old) + 0.5
+    if old_width + new_width <= _SIDE_BY_SIDE:
+        widths = [old_width, new_width]
+        size = (HIGH * sum(widths) + 1.6, height)
+        figure, (before, after) = plt.subplots(
+            1, 2, figsize=size, width_ratios=widths, layout="constrained"
+        )
         figure.get_layout_engine().set(wspace=0.08)
     else:  # one below the other, on one scale
-        widths = [max(widths)] * 2
-        size = (HIGH * widths[0] + 0.8, 2 * high)
-        figure, grids = plt.subplots(2, 1, figsize=size, layout="constrained")
+        old_width = new_width = max(old_width, new_width)
+        size = (HIGH * new_width + 0.8, 2 * height)
+        figure, (before, after) = plt.subplots(2, 1, figsize=size, layout="constrained")
     givers = origins(old)
-    for axes, title, side, width, without_meaning in (
-        (grids[0], "before", sides[0], widths[0], ()),
-        (grids[1], "after", sides[1], widths[1], undefined),
-    ):
-        rank_rows(axes, range(len(old)), width)
-        axes.set_title(title, loc="left", fontsize=10)
-        _squares(axes, side, givers, without_meaning)
+    _prepare(before, "before", len(old), old_width)
+    _squares(before, old_rows, givers, undefined=())
+    _prepare(after, "after", len(old), new_width)
+    _squares(after, new_rows, givers, undefined)
     return figure
 
 
-def _placed(rank_parts: Parts) -> list[tuple[float, float | None]]:
-    """Where each value stands; None stands for those that are left out."""
-    values: list[tuple[int, float | None]] = []  # number of the part, and the value
+def _row(rank_parts: Parts) -> list[_Square]:
+    """A rank's values, each in its place; after the first ones, a place for the others."""
+    row: list[_Square] = []
     for number, part in enumerate(rank_parts):
-        values += [(number, value) for value in part]
-    if len(values) > SHOWN:
-        first_left_out, _ = values[SHOWN]
-        values = [*values[:SHOWN], (first_left_out, None)]
-    return [(x + number * _GAP, value) for x, (number, value) in enumerate(values)]
+        for value in part:
+            x = len(row) + number * _GAP
+            if len(row) == SHOWN:
+                return [*row, _Square(x, None)]
+            row.append(_Square(x, value))
+    return row
 
 
-def _width(side: list[list[tuple[float, float | None]]]) -> float:
+def _width(rows: list[list[_Square]]) -> float:
     """Of all rows, in squares."""
-    ends = [row[-1][0] + 1 + _GAP for row in side if row]
-    return max([1.5, *ends])
+    width = 1.5
+    for row in rows:
+        if row:
+            width = max(width, row[-1].x + 1 + _GAP)
+    return width
 
 
-def _squares(axes: Axes, rows: list, givers: Origins, undefined: Collection[int]) -> None:
+def _prepare(axes: Axes, title: str, world_size: int, width: float) -> None:
+    rank_rows(axes, range(world_size), width)
+    axes.set_title(title, loc="left", fontsize=10)
+
+
+def _squares(
+    axes: Axes, rows: list[list[_Square]], givers: Origins, undefined: Collection[int]
+) -> None:
     for rank, row in enumerate(rows):
         if not row:
             axes.text(0.1, rank + 0.53, "nothing", va="center", fontsize=9, color="#777777")
@@ -166,14 +200,16 @@ def _squares(axes: Axes, rows: list, givers: Origins, undefined: Collection[int]
             elif rank in undefined:
                 cell(axes, x, rank, "?", (), **_GARBAGE)
             else:
-                cell(axes, x, rank, f"{value:.4g}", origin(givers, value, rank))
+                ranks = origin(givers, value, rank)
+                cell(axes, x, rank, f"{value:.4g}", ranks)
 
 
 def rank_rows(axes: Axes, ranks: Sequence[int], width: float) -> None:
     """Make room for a row per rank, named at its left, without a frame; a row is 1 high."""
     axes.set(xlim=(-0.05, width), ylim=(len(ranks), 0), xticks=[])
     middles = [row + 0.5 for row in range(len(ranks))]
-    axes.set_yticks(middles, [f"rank {rank}" for rank in ranks])
+    names = [f"rank {rank}" for rank in ranks]
+    axes.set_yticks(middles, names)
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
 
@@ -182,22 +218,25 @@ def cell(
     axes: Axes, x: float, y: float, text: str, ranks: Sequence[int], width: float = 1, **box: object
 ) -> None:
     """Draw a cell with a stripe and a mark for each rank, or white; `box` has the last word."""
-    edge = rank_style(ranks[0])["color"] if len(ranks) == 1 else INK
+    edge = INK
+    if len(ranks) == 1:
+        edge = rank_style(ranks[0])["color"]
     face = "none" if ranks else "white"
     box = {"facecolor": face, "edgecolor": edge, "linewidth": 1.2} | box
     inner_width = width - 0.22
-    around = FancyBboxPatch(
-        (x + 0.11, y + 0.11), inner_width, 0.78, boxstyle=_ROUNDED, zorder=1.5, **box
-    )
+    corner = (x + 0.11, y + 0.11)
+    around = FancyBboxPatch(corner, inner_width, 0.78, boxstyle=_ROUNDED, zorder=1.5, **box)
     axes.add_patch(around)
     for number, rank in enumerate(ranks):
         stripe_width = (inner_width + 0.08) / len(ranks)
         left = x + 0.07 + number * stripe_width
         _stripe(axes, around, (left, y), stripe_width, rank)
-    clear = {"facecolor": "white", "edgecolor": "none", "pad": 1}  # of a hatch
+    background = None
+    if "hatch" in box:  # the text is read on white
+        background = {"facecolor": "white", "edgecolor": "none", "pad": 1}
     style = {"ha": "center", "va": "center", "size": 9, "color": INK, "zorder": 3}
-    background = clear if "hatch" in box else None
-    axes.text(x + 0.11 + inner_width / 2, y + 0.56, text, bbox=background, **style)
+    middle = x + 0.11 + inner_width / 2
+    axes.text(middle, y + 0.56, text, bbox=background, **style)
 
 
 def _stripe(
@@ -206,9 +245,10 @@ def _stripe(
     """Fill a part of a cell with a rank's colour, and put its mark there."""
     left, y = corner
     style = rank_style(rank)
-    light = [1 - 0.3 * (1 - channel) for channel in to_rgb(style["color"])]
-    stripe = Rectangle((left, y + 0.07), width, 0.86, facecolor=light, linewidth=0)
+    colour = style["color"]
+    tint = [1 - 0.3 * (1 - channel) for channel in to_rgb(colour)]
+    stripe = Rectangle((left, y + 0.07), width, 0.86, facecolor=tint, linewidth=0)
     axes.add_patch(stripe)
     stripe.set_clip_path(around)
     mark_x = left + min(0.15, width / 2)
-    axes.plot(mark_x, y + 0.23, style["marker"], color=style["color"], markersize=3.5)
+    axes.plot(mark_x, y + 0.23, style["marker"], color=colour, markersize=3.5)

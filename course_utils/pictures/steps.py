@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from course_utils.network.trace import Trace
 from course_utils.pictures.shapes import INK
-from course_utils.pictures.squares import cell, origin, origins, rank_rows
+from course_utils.pictures.squares import Origins, cell, origin, origins, rank_rows
 from course_utils.pictures.style import show
 
 _ACROSS = 3  # grids in a row of the figure, so that it isn't shrunk in a window of 900 px
@@ -29,44 +29,47 @@ def plot_steps(held: Sequence[Sequence[Sequence[float]]], trace: Trace) -> None:
         trace: The recording, in which each rank sends one message per step.
     """
     states = [list(state) for state in zip(*held, strict=True)]
+    last_rank = len(held) - 1
     sentences = []
     for step, (old, new) in enumerate(pairwise(states), 1):
-        changed = [_changed(old[rank], new[rank]) for rank in range(len(held))]
-        sentences.append(f"step {step}: {', '.join(changed)}")
-    text = f"New on ranks 0 to {len(held) - 1}, {'; '.join(sentences)}."
-    show(draw(states, trace), text)
+        changes = ", ".join(map(_changed, old, new))
+        sentences.append(f"step {step}: {changes}")
+    text = "; ".join(sentences)
+    show(draw(states, trace), f"New on ranks 0 to {last_rank}, {text}.")
 
 
 def _changed(old: Sequence[float], new: Sequence[float]) -> str:
     """The new values of one rank, such as `5 and 7`."""
-    values = [str(after) for before, after in zip(old, new, strict=True) if before != after]
+    values = []
+    for before, after in zip(old, new, strict=True):
+        if before != after:
+            values.append(str(after))
     return " and ".join(values) or "nothing"
 
 
 def draw(states: Sequence[State], trace: Trace) -> Figure:
     """Draw a grid for each state."""
-    ranks, chunks = range(len(states[0])), range(len(states[0][0]))
+    first = states[0]
+    world_size = len(first)
+    chunks = len(first[0])
+    # The first row has the beginning alone: in a ring of four, the other two are its halves.
     rows = 1 + math.ceil((len(states) - 1) / _ACROSS)
-    inches = (_ACROSS * (_WIDE * len(chunks) + 0.1) + 0.45, rows * (_HIGH * len(ranks) + 0.55))
-    figure, grids = plt.subplots(rows, _ACROSS, figsize=inches, layout="constrained")
+    width = _ACROSS * (_WIDE * chunks + 0.1) + 0.45
+    height = rows * (_HIGH * world_size + 0.55)
+    figure, grids = plt.subplots(rows, _ACROSS, figsize=(width, height), layout="constrained")
     figure.get_layout_engine().set(wspace=0, w_pad=0.02)
     for axes in grids.flat:
         axes.set_axis_off()
-    targets = [_targets(trace, rank) for rank in ranks]
-    givers = origins([[list(row)] for row in states[0]])
-    for step, (old, new) in enumerate(pairwise([states[0], *states])):
-        # The first row has the beginning alone: in a ring of four, the other two are its halves.
-        axes = grids.flat[_ACROSS + step - 1] if step else grids.flat[0]
-        _prepare(axes, step, ranks, chunks)
-        for rank in ranks:
-            for chunk in chunks:
-                value = new[rank][chunk]
-                moved = value != old[rank][chunk]
-                edge = _BOLD if moved else {}
-                cell(axes, chunk, rank, f"{value:g}", origin(givers, value, rank), **edge)
-                if moved:
-                    senders = [r for r in ranks if targets[r][step - 1 : step] == [rank]]
-                    _draw_arrows(axes, chunk, senders, rank)
+    targets = [_targets(trace, rank) for rank in range(world_size)]
+    givers = origins([[list(row)] for row in first])
+    states_before = [first, *states]
+    for step, (old, new) in enumerate(zip(states_before, states, strict=False)):
+        place = 0 if step == 0 else _ACROSS + step - 1
+        axes = grids.flat[place]
+        _prepare(axes, step, world_size, chunks)
+        for rank in range(world_size):
+            senders = _senders_to(rank, step, targets)
+            _draw_row(axes, rank, old[rank], new[rank], givers, senders)
     return figure
 
 
@@ -75,29 +78,69 @@ def _targets(trace: Trace, rank: int) -> list[int | None]:
     return [event.peer for event in trace.of_rank(rank) if event.kind == "send"]
 
 
-def _prepare(axes: Axes, step: int, ranks: range, chunks: range) -> None:
+def _senders_to(target: int, step: int, targets: list[list[int | None]]) -> list[int]:
+    """Who sent to a rank in a step, that is with the message of this number, from 1."""
+    senders = []
+    for sender, its_targets in enumerate(targets):
+        if 1 <= step <= len(its_targets) and its_targets[step - 1] == target:
+            senders.append(sender)
+    return senders
+
+
+def _draw_row(
+    axes: Axes,
+    rank: int,
+    old: Sequence[float],
+    new: Sequence[float],
+    givers: Origins,
+    senders: Sequence[int],
+) -> None:
+    """A rank's chunks after a step; what the step has changed is bold."""
+    for chunk, (before, after) in enumerate(zip(old, new, strict=True)):
+        ranks = origin(givers, after, rank)
+        if before == after:
+            cell(axes, chunk, rank, f"{after:g}", ranks)
+        else:
+            cell(axes, chunk, rank, f"{after:g}", ranks, **_BOLD)
+            _draw_arrows(axes, chunk, senders, rank)
+
+
+def _prepare(axes: Axes, step: int, world_size: int, chunks: int) -> None:
     axes.set_axis_on()
-    rank_rows(axes, ranks, len(chunks))
-    title = "before"
-    if step:
-        title = f"after {step} step" if step == 1 else f"after {step} steps"
-    axes.set(ylim=(len(ranks) + 0.15, -0.15))
-    axes.set_title(title, fontsize=10)
-    if (step - 1) % _ACROSS and step:  # the first grid of a row names the ranks
+    rank_rows(axes, range(world_size), chunks)
+    axes.set(ylim=(world_size + 0.15, -0.15))
+    axes.set_title(_title(step), fontsize=10)
+    is_first_of_its_row = step == 0 or (step - 1) % _ACROSS == 0
+    if not is_first_of_its_row:  # which names the ranks
         axes.set_yticks([])
-    middles = [chunk + 0.5 for chunk in chunks]
-    names = ["chunk 0", *map(str, chunks[1:])]  # there is no room for the word each time
+    middles = [chunk + 0.5 for chunk in range(chunks)]
+    names = [str(chunk) for chunk in range(chunks)]
+    names[0] = "chunk 0"  # there is no room for the word each time
     axes.set_xticks(middles, names)
     axes.tick_params(labelsize=_SIZE, pad=1)
+
+
+def _title(step: int) -> str:
+    if step == 0:
+        return "before"
+    if step == 1:
+        return "after 1 step"
+    return f"after {step} steps"
 
 
 def _draw_arrows(axes: Axes, chunk: int, senders: Sequence[int], target: int) -> None:
     """Arrows down a column; one that goes up leaves at the bottom and comes in at the top."""
     for sender in senders:
-        ends = {(sender + 0.8, target + 0.16)}
+        leaves_at = sender + 0.8
+        arrives_at = target + 0.16
         if sender > target:
-            ends = {(sender + 0.8, sender + 1.2), (target - 0.2, target + 0.16)}
-        for top, bottom in ends:
-            start, end = (chunk + 0.82, top), (chunk + 0.82, bottom)
-            style = {"arrowprops": _ARROW, "annotation_clip": False, "zorder": 4}
-            axes.annotate("", end, xytext=start, **style)
+            _draw_arrow(axes, chunk, leaves_at, sender + 1.2)
+            _draw_arrow(axes, chunk, target - 0.2, arrives_at)
+        else:
+            _draw_arrow(axes, chunk, leaves_at, arrives_at)
+
+
+def _draw_arrow(axes: Axes, chunk: int, top: float, bottom: float) -> None:
+    x = chunk + 0.82
+    style = {"arrowprops": _ARROW, "annotation_clip": False, "zorder": 4}
+    axes.annotate("", xy=(x, bottom), xytext=(x, top), **style)

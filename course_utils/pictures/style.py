@@ -3,7 +3,7 @@
 import html
 import io
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from IPython import get_ipython
@@ -50,12 +50,19 @@ KINDS = {
 
 def rank_style(rank: int) -> dict[str, str]:
     """Return `color`, `linestyle` and `marker` for `Axes.plot`, the same for a rank everywhere."""
-    return {name: values[rank % len(values)] for name, values in _STYLES.items()}
+    return _style_number(rank, _STYLES)
 
 
 def plain_style(number: int) -> dict[str, str]:
     """Return `color`, `linestyle` and `marker` for what is no rank: greys, which no rank has."""
-    return {name: values[number % 3] for name, values in _PLAIN_STYLES.items()}
+    return _style_number(number, _PLAIN_STYLES)
+
+
+def _style_number(number: int, styles: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    style = {}
+    for name, values in styles.items():
+        style[name] = values[number % len(values)]
+    return style
 
 
 def show(figure: "Figure", text: str) -> None:
@@ -82,7 +89,8 @@ def picture(figure: "Figure") -> tuple[bytes, dict[str, dict[str, int]]]:
     figure.savefig(drawn, format="png", dpi=_DPI, bbox_inches="tight", facecolor="white")
     plt.close(figure)
     # 256 colours take a third of the bytes, and look the same.
-    image = Image.open(drawn).convert("RGB").quantize(256, dither=Image.Dither.NONE)
+    in_full_colour = Image.open(drawn).convert("RGB")
+    image = in_full_colour.quantize(256, dither=Image.Dither.NONE)
     png = io.BytesIO()
     image.save(png, format="png", optimize=True)
     return png.getvalue(), {"image/png": {"width": image.width // 2}}
@@ -90,8 +98,11 @@ def picture(figure: "Figure") -> tuple[bytes, dict[str, dict[str, int]]]:
 
 def together(sentences: Iterable[str], between: str = " ") -> list[str]:
     """What is said of each rank, once for all ranks of which the same is said."""
-    groups = facts.ranks_by_text(dict(enumerate(sentences)))
-    return [f"{ranks(members)}{between}{sentence}" for sentence, members in groups.items()]
+    texts = dict(enumerate(sentences))
+    parts = []
+    for sentence, members in facts.ranks_by_text(texts).items():
+        parts.append(f"{ranks(members)}{between}{sentence}")
+    return parts
 
 
 def first_of(parts: list[str]) -> str:
@@ -105,9 +116,12 @@ def first_of(parts: list[str]) -> str:
 def rounded(value: float, digits: Sequence[float] = ROUND) -> float:
     """Return the next number upwards that is round: a power of ten times one of `digits`."""
     power = 10.0 ** math.floor(math.log10(value))
-    return next(power * digit for digit in digits if power * digit >= value)
+    choices = [power * digit for digit in digits]
+    return min(choice for choice in choices if choice >= value)
 
 
 def us(value: float) -> str:
     """Microseconds, with as many digits as one reads."""
-    return f"{value:,.1f} µs" if value >= 10 else f"{value:.3g} µs"
+    if value < 10:
+        return f"{value:.3g} µs"
+    return f"{value:,.1f} µs"

@@ -10,9 +10,12 @@ from course_utils.pictures.shapes import INK, Drawing, Line, Lines, Shape, Words
 from course_utils.pictures.style import KINDS, rounded, show, us
 
 ARROWS = 150  # more than so many messages are not drawn
-# Pixels: of the whole picture, which is shrunk to 500 in a small window, and of its margins.
-_WIDTH, _LEFT, _RIGHT, _TOP, _BOTTOM = 780, 72, 100, 34, 48
+# Pixels: the whole picture, which is shrunk to 500 in a small window, and where its rows are.
+_WIDTH = 780
 _UNCUT_WIDTH = 716  # where no row is cut, nothing is written at its right
+_LEFT, _END = 72, 680
+_TOP = 34
+_BOTTOM = 48  # below the rows
 _LETTER = 6.4  # pixels, on the average
 _HEIGHT = 350  # of up to 21 ranks together, so that sliders fit below on a small screen
 _LEAST_ROW, _LARGEST_ROW = 16, 58
@@ -35,10 +38,9 @@ def plot_timeline(source: Trace | Replay, text: str | None = None) -> None:
         TypeError: `source` is neither.
     """
     content = activity(source)
-    if text is None and isinstance(source, Trace):
-        text = real_text(source)
-    elif text is None:
-        text = virtual_text(content)
+    if text is None:
+        is_recording = isinstance(source, Trace)
+        text = real_text(source) if is_recording else virtual_text(content)
     show(as_figure(draw(content)), text)
 
 
@@ -50,16 +52,21 @@ def draw(content: Activity, end: float = 0, first: Iterable[float] = ()) -> Draw
     is_cut = bool(end)
     if not end:
         end = max(content.end, 1e-9)
-    ranks = max(1, len(content.ends))
-    row = max(_LEAST_ROW, min(_LARGEST_ROW, _HEIGHT // ranks))
-    plan = _Plan(content, end, (_WIDTH - _LEFT - _RIGHT) / end, row)
-    messages = content.arrows if len(content.arrows) <= ARROWS else []
+    scale = (_END - _LEFT) / end
+    plan = _Plan(content, end, scale, _row_height(content))
+    messages = content.arrows
+    if len(messages) > ARROWS:
+        messages = []
     spans_of_kind = spans(content.bars, _PIXEL / plan.scale)
     kinds = [kind for kind in KINDS if kind in spans_of_kind]
-    shapes = [*_axis(plan), *_legend(kinds, bool(messages)), *_ranks(plan, first)]
+    shapes = list(_axis(plan))
+    shapes += _legend(kinds, has_messages=bool(messages))
+    shapes += _names(plan)
+    shapes += _outlines(plan, first)
     for kind in kinds:
         bars = plan.bars(kind, spans_of_kind[kind])
-        shapes += _strokes(kind, bars, row * KINDS[kind].height)
+        height = plan.row * KINDS[kind].height
+        shapes += _strokes(kind, bars, height)
     arrows: list[Line] = []
     for message in messages:
         if message.end_us <= end:
@@ -67,6 +74,12 @@ def draw(content: Activity, end: float = 0, first: Iterable[float] = ()) -> Draw
     shapes.append(Lines(arrows, _ARROW, 0.8))
     width = _WIDTH if is_cut else _UNCUT_WIDTH
     return Drawing(width, plan.bottom + _BOTTOM, shapes, content.clock)
+
+
+def _row_height(content: Activity) -> int:
+    ranks = max(1, len(content.ends))
+    height = _HEIGHT // ranks
+    return max(_LEAST_ROW, min(_LARGEST_ROW, height))
 
 
 class _Plan(NamedTuple):
@@ -92,16 +105,21 @@ class _Plan(NamedTuple):
         lines = []
         y_of_rank = [self.y(rank, kind) for rank in range(len(self.content.ends))]
         for rank, start_us, end_us in spans_of_kind:
-            if start_us <= self.end:
-                left, y = self.x(start_us), y_of_rank[rank]
-                lines.append((left, y, max(self.x(end_us), left + 1.2), y))
+            if start_us > self.end:
+                continue
+            left = self.x(start_us)
+            right = max(self.x(end_us), left + 1.2)
+            y = y_of_rank[rank]
+            lines.append((left, y, right, y))
         return lines
 
     def path(self, message: Interval) -> Line:
         """From the middle of the sender's port to that of the receiver's."""
-        start = self.x(message.start_us), self.y(message.rank, "send")
-        end = self.x(message.end_us), self.y(message.peer, "receive")
-        return (*start, *end)
+        x1 = self.x(message.start_us)
+        y1 = self.y(message.rank, "send")
+        x2 = self.x(message.end_us)
+        y2 = self.y(message.peer, "receive")
+        return x1, y1, x2, y2
 
 
 def _axis(plan: _Plan) -> Iterator[Shape]:
@@ -109,39 +127,50 @@ def _axis(plan: _Plan) -> Iterator[Shape]:
     step_us = rounded(plan.end / _TICKS * 0.999, (1, 2, 2.5, 5, 10))
     ticks = int(plan.end / step_us * 1.0001) + 1
     for number in range(ticks):
-        x = plan.x(number * step_us)
-        label = f"{number * step_us / plan.content.tick_us:,.10g}"
-        yield Lines([(x, _TOP, x, plan.bottom + 4)], "#DDDDDD")
+        tick_us = number * step_us
+        x = plan.x(tick_us)
+        label = f"{tick_us / plan.content.tick_us:,.10g}"
+        tick = (x, _TOP, x, plan.bottom + 4)
+        yield Lines([tick], "#DDDDDD")
         yield Words(x, plan.bottom + 19, label, "middle")
-    yield Lines([(_LEFT, plan.bottom, _WIDTH - _RIGHT, plan.bottom)], INK)
-    middle = (_LEFT + _WIDTH - _RIGHT) / 2
+    axis = (_LEFT, plan.bottom, _END, plan.bottom)
+    yield Lines([axis], INK)
+    middle = (_LEFT + _END) / 2
     yield Words(middle, plan.bottom + 39, plan.content.clock, "middle")
 
 
-def _ranks(plan: _Plan, first: Iterable[float]) -> Iterator[Shape]:
-    """Their names, a mark where a row is cut, and outlines."""
-    for rank, end in enumerate(plan.content.ends):
+def _names(plan: _Plan) -> Iterator[Shape]:
+    """Each rank's name, and where a row is cut, when the rank is done."""
+    for rank, end_us in enumerate(plan.content.ends):
         y = _TOP + plan.row * (rank + 0.45) + 4
         yield Words(_LEFT - 8, y, f"rank {rank}", "end")
-        if end > plan.end:
-            yield Words(_WIDTH - _RIGHT + 4, y, f"▸ {us(end)}")
-    for rank, end in enumerate(first):
-        x = plan.x(end)
+        if end_us > plan.end:
+            yield Words(_END + 4, y, f"▸ {us(end_us)}")
+
+
+def _outlines(plan: _Plan, ends_us: Iterable[float]) -> Iterator[Shape]:
+    """Around each rank's row, up to when it was done before."""
+    for rank, end_us in enumerate(ends_us):
+        right = plan.x(end_us)
         top = _TOP + plan.row * rank - 2
         bottom = top + 0.95 * plan.row
-        outline = [(_LEFT, top, x, top), (x, top, x, bottom), (_LEFT, bottom, x, bottom)]
-        yield Lines(outline, _OUTLINE, 1.5)
+        above = (_LEFT, top, right, top)
+        at_its_end = (right, top, right, bottom)
+        below = (_LEFT, bottom, right, bottom)
+        yield Lines([above, at_its_end, below], _OUTLINE, 1.5)
 
 
-def _legend(kinds: Iterable[str], arrows: bool) -> Iterator[Shape]:
+def _legend(kinds: Iterable[str], has_messages: bool) -> Iterator[Shape]:
     x = float(_LEFT)
     for kind in kinds:
         name = KINDS[kind].name
-        yield from _strokes(kind, [(x, 16, x + 20, 16)], 12)
+        sample = (x, 16, x + 20, 16)
+        yield from _strokes(kind, [sample], 12)
         yield Words(x + 25, 21, name)
         x += 46 + _LETTER * len(name)
-    if arrows:
-        yield Lines(arrow((x, 16, x + 20, 16)), _ARROW, 0.8)
+    if has_messages:
+        sample = (x, 16, x + 20, 16)
+        yield Lines(arrow(sample), _ARROW, 0.8)
         yield Words(x + 25, 21, "a message")
 
 

@@ -69,8 +69,9 @@ class _Exploration:
             slider.observe(self._slide, "value")
 
     def rows(self) -> list[Any]:
-        above = w.HBox([*self._sliders[:2], self._fit])
-        below = w.HBox(self._sliders[2:])
+        latency, bandwidth, slow_rank, amount = self._sliders
+        above = w.HBox([latency, bandwidth, self._fit])
+        below = w.HBox([slow_rank, amount])
         return [above, below, self._picture]
 
     def _fit_axis(self) -> None:
@@ -89,15 +90,16 @@ class _Exploration:
     def _replay(self) -> Replay:
         latency_us, gbit_s, slow_rank, amount = [slider.value for slider in self._sliders]
         network = replace(self._network, latency_us=latency_us, gbit_s=gbit_s)
-        compute = self._compute
-        if slow_rank is not None and compute is None:  # it begins late
-            compute = [0.0] * self._trace.world_size
-            compute[slow_rank] = amount
-        elif slow_rank is not None:  # it is slower than it was
-            factor = amount * self._network.slow_ranks.get(slow_rank, 1.0)
-            slow_ranks = {**self._network.slow_ranks, slow_rank: factor}
-            network = replace(network, slow_ranks=slow_ranks)
-        return self._trace.replay(network, compute)
+        if slow_rank is None:
+            return self._trace.replay(network, self._compute)
+        if self._compute is None:  # nobody computes, so the rank begins late
+            late_us = [0.0] * self._trace.world_size
+            late_us[slow_rank] = amount
+            return self._trace.replay(network, late_us)
+        slow_ranks = dict(network.slow_ranks)
+        slow_ranks[slow_rank] = amount * slow_ranks.get(slow_rank, 1.0)
+        network = replace(network, slow_ranks=slow_ranks)
+        return self._trace.replay(network, self._compute)
 
     def _redraw(self) -> None:
         self._picture.value = _explored(self.now, self.before, self.axis_us)
@@ -105,41 +107,45 @@ class _Exploration:
 
 def _sliders(start: Activity, network: Network, late: bool) -> list[Any]:
     """Latency, bandwidth, which rank is slow, and by how much: it begins late, or is slower."""
+    latency = w.SelectionSlider(**_around(network.latency_us), description="latency (µs)")
+    bandwidth = w.SelectionSlider(**_around(network.gbit_s), description="Gbit/s")
     ranks = [("none", None)]
     for rank in range(len(start.ends)):
         ranks.append((f"rank {rank}", rank))
-    end_us = start.end or 1.0
-    if late:
-        amount = w.FloatSlider(
-            description="late by (µs)",
-            max=2 * end_us,
-            value=end_us / 2,
-            step=end_us / 100,
-            readout_format=".1f",
-        )
-    else:
-        amount = w.FloatSlider(
-            description="times slower", min=1, max=10, value=2, step=0.1, readout_format=".1f"
-        )
-    sliders = [
-        w.SelectionSlider(**_around(network.latency_us), description="latency (µs)"),
-        w.SelectionSlider(**_around(network.gbit_s), description="Gbit/s"),
-        w.Dropdown(options=ranks, description="slow rank", index=0),
-        amount,
-    ]
+    slow_rank = w.Dropdown(options=ranks, description="slow rank", index=0)
+    amount = _lateness(start.end or 1.0) if late else _slowness()
+    sliders = [latency, bandwidth, slow_rank, amount]
     for slider in sliders:
         slider.layout.width = "340px"
         slider.style.description_width = "90px"
     return sliders
 
 
+def _lateness(end_us: float) -> w.FloatSlider:
+    return w.FloatSlider(
+        description="late by (µs)",
+        max=2 * end_us,
+        value=end_us / 2,
+        step=end_us / 100,
+        readout_format=".1f",
+    )
+
+
+def _slowness() -> w.FloatSlider:
+    return w.FloatSlider(
+        description="times slower", min=1, max=10, value=2, step=0.1, readout_format=".1f"
+    )
+
+
 def _around(value: float) -> dict[str, Any]:
     """The value, and round ones from a hundred times less to a hundred times more."""
-    power = round(math.log10(value or 1.0))
+    nearest_power = round(math.log10(value or 1.0))
     choices = {float(value)}
-    for exponent in range(power - 2, power + 2):
+    for exponent in range(nearest_power - 2, nearest_power + 2):
+        power = 10.0**exponent
         for digit in ROUND:
-            choices.add(float(f"{digit * 10.0**exponent:.3g}"))
+            choice = f"{digit * power:.3g}"
+            choices.add(float(choice))
     options = [(f"{choice:g}", choice) for choice in sorted(choices)]
     return {"options": options, "value": value}
 
@@ -147,13 +153,15 @@ def _around(value: float) -> dict[str, Any]:
 def _explored(now: Activity, before: Activity | None, axis_us: float) -> str:
     """When all are done, the picture, and the sentence below it."""
     heading = f"<b>All are done at {us(now.end)}</b>"
-    if before:
+    outlined: tuple[float, ...] = ()
+    if before is not None:
         heading += f"; before, at {us(before.end)} (outlined)"
+        outlined = before.ends
     if now.end > axis_us:
         heading += f". ▸ The axis ends at {us(axis_us)}: press <b>fit</b>"
-    drawn = as_svg(draw(now, axis_us, before.ends if before else ()))
+    drawing = as_svg(draw(now, axis_us, outlined))
     caption = html.escape(virtual_text(now))
-    return f"<p {_STYLE}>{heading}.</p>{drawn}<p {_STYLE}>{caption}</p>"
+    return f"<p {_STYLE}>{heading}.</p>{drawing}<p {_STYLE}>{caption}</p>"
 
 
 def _panel(rows: list[Any], text: str, start: Activity) -> w.VBox:

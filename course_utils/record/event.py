@@ -110,15 +110,26 @@ class Event:
         """Such as `send of 16 bytes to rank 1` or `all_reduce of 4096 bytes`."""
         if self.kind == "wait":
             return _("wait for event {of}", of=self.of)
-        size = "" if self.kind == "barrier" else _(" of {bytes} bytes", bytes=self.bytes)
+        size = ""
+        if self.kind != "barrier":
+            size = _(" of {bytes} bytes", bytes=self.bytes)
         if self.kind in ("send", "recv"):
-            peer = _("any rank") if self.peer is None else _("rank {rank}", rank=self.peer)
-            tag = _(", tag {tag}", tag=self.tag) if self.tag else ""
-            if self.kind == "send":
-                return _("send{size} to {peer}{tag}", size=size, peer=peer, tag=tag)
-            return _("recv{size} from {peer}{tag}", size=size, peer=peer, tag=tag)
-        root = "" if self.root is None else _(", root {root}", root=self.root)
+            return self._message_of(size)
+        root = ""
+        if self.root is not None:
+            root = _(", root {root}", root=self.root)
         return f"{self.kind}{size}{root}"
+
+    def _message_of(self, size: str) -> str:
+        peer = _("any rank")
+        if self.peer is not None:
+            peer = _("rank {rank}", rank=self.peer)
+        tag = ""
+        if self.tag:
+            tag = _(", tag {tag}", tag=self.tag)
+        if self.kind == "send":
+            return _("send{size} to {peer}{tag}", size=size, peer=peer, tag=tag)
+        return _("recv{size} from {peer}{tag}", size=size, peer=peer, tag=tag)
 
     @property
     def queued(self) -> bool:
@@ -201,7 +212,8 @@ def meetings(events: Iterable[Event], world_size: int) -> list[Meeting]:
         if key is None:
             continue
         if key not in matched:
-            counts[key], matched[key] = {}, {}
+            counts[key] = {}
+            matched[key] = {}
         number = event.number or counts[key].get(event.rank, 0) + 1
         counts[key][event.rank] = number
         meeting = matched[key].get(number)

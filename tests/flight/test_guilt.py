@@ -272,3 +272,22 @@ def test_below_a_cell_the_report_has_no_line_that_is_broken_amid_a_word():
     lines = repr(explanation).splitlines()
     assert max(map(len, lines)) <= 95 < max(map(len, str(explanation).splitlines()))
     assert repr(explanation).split() == str(explanation).split()
+
+
+def test_a_rank_that_waits_alone_and_also_for_one_without_a_dump_is_explained():
+    job = Job(4, sub=[0, 1, 2])
+    job.call("all_reduce", 0, 1, 2, group="sub", over=[0, 1, 2])
+    job.call("all_reduce", 0, group="sub")
+    job.message("send", 0, 3, "default_pg")
+    verdict = guilt.judge(guilt_dumps({rank: job.dump(rank) for rank in range(3)}))
+    assert verdict.victims == [0]
+    assert verdict.unknown == [3]
+
+
+def test_a_group_of_which_no_member_left_a_dump_breaks_nothing(under_gloo):
+    job = Job(4)
+    job.call("all_reduce", 2, 3, over=[2, 3])
+    raw = {rank: job.dump(rank) for rank in (2, 3)}
+    for dump in raw.values():  # a table that is wrong
+        dump["pg_config"]["0"]["ranks"] = "[0, 1]"
+    assert guilt.judge(guilt_dumps(raw)).guilty == [0, 1]
