@@ -267,7 +267,7 @@ pictures.draw_inside(recommender, longest, blocked_in_item)
 # ### Which stream, today?
 #
 # In these recordings every collective runs in a stream of NCCL's own. [Since PyTorch 2.8](https://github.com/pytorch/pytorch/pull/150398) only a collective with `async_op=True` does, which includes DDP's. A plain
-# `all_reduce(x)` is launched on the current stream, between the compute kernels. Either way, what's launched later waits for the sum.
+# `all_reduce(x)` is launched on the current stream, between the compute kernels. Before and since, kernels that are launched after a plain call wait for its sum.
 
 # %% [markdown]
 # | the line | gloo, on the CPU | NCCL, on a GPU |
