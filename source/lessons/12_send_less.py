@@ -282,7 +282,7 @@ ratio = pictures.draw_bytes_by_ranks(table, ("DDP", "top 1 %"), (4, 16, 64))
 fewer.measured(round(ratio, 1), within=0.1)
 
 # %% [markdown]
-# A ring's sum stays below twice the gradients, however many ranks there are. What `all_gather` brings grows with their number: from 100 ranks on, the top 1 % are more bytes than DDP. **What can't be added on the way doesn't scale.**
+# A ring's sum stays below twice the gradients, however many ranks there are. What `all_gather` brings grows with their number: from 101 ranks on, the top 1 % are more bytes than DDP. **What can't be added on the way doesn't scale.**
 
 # %% [markdown]
 # ## 4 · Low rank
@@ -332,7 +332,7 @@ low_rank = go_on_with(my_low_rank, thinned, chapter_12.low_rank)
 pictures.draw_low_rank(my_low_rank, low_rank)
 
 # %% [markdown]
-# The check handed back your `q` twice. With this **warm start** the power method goes on from step to step. PyTorch's `powerSGD_hook` does that for each matrix of a bucket, with error feedback. `start_powerSGD_iter` is how many steps are plain DDP before: at least two,
+# The check called your function twice more, each time with the *Q* just returned. With this **warm start** the power method goes on from step to step. PyTorch's `powerSGD_hook` does that for each matrix of a bucket, with error feedback. The first `start_powerSGD_iter` steps are plain DDP: at least two,
 # since DDP fills its buckets anew after the first.
 
 # %%
@@ -340,7 +340,7 @@ state = partial(power_sgd.PowerSGDState, None, 4, start_powerSGD_iter=2)
 table.measure("PowerSGD, rank 4", ddp(power_sgd.powerSGD_hook, state), plain_steps=2)
 
 # %% [markdown]
-# A tenth of the bytes, and most of the progress. But look at 25 Gbit/s: PowerSGD is **slower** than DDP. It makes three calls instead of one: for all *P*, for all *Q*, and for biases and norms, which it leaves as they are. Two more latencies cost more than the bytes save.
+# A tenth of the bytes, and most of the progress. But look at 25 Gbit/s: PowerSGD is **slower** than DDP. It makes three calls instead of one: for all *P*, for all *Q*, and for biases and norms, which it leaves as they are. The two more pay twelve latencies, 120 µs; the saved bytes would take 98 µs.
 
 # %% [markdown]
 # ### Where it does not pay
@@ -398,7 +398,7 @@ apart = chapter_12.weights_apart(every(4), pytorchs_averager(4))
 print("ours and PyTorch's differ by", apart)
 
 # %% [markdown]
-# **DiLoCo** ([Douillard and others, 2023](https://arxiv.org/abs/2311.08105)) treats an exchange as a step. Its gradient is the mean over ranks of (weights at the last exchange − weights now). An **outer** optimizer steps along it: SGD with Nesterov momentum 0.9 and rate 0.7. With rate 1 and no momentum you'd get the plain mean. You'll write `diloco` in lab 12.
+# **DiLoCo** ([Douillard and others, 2023](https://arxiv.org/abs/2311.08105)) treats an exchange as a step. Its gradient is the mean over ranks of (weights at the last exchange − weights now). An **outer** optimizer steps along it: SGD with Nesterov momentum 0.9 and rate 0.7. With rate 1 and no momentum you'd get the plain mean. You'll write it in lab 12, as `outer_step`.
 
 
 # %%

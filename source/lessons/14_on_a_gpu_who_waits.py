@@ -70,7 +70,7 @@ in_call.measured(median(c.us for c in calls) / 1000, within=0.5)
 pictures.draw_calls_and_kernels(calls, kernels)
 
 # %% [markdown]
-# The call is over after 0.3 ms, while a kernel runs for 2.5 ms in the middle. 8.2 MB take about as long as 31.5 MB. A kernel of NCCL that has started waits *on the GPU* until its
+# The call is over after 0.3 ms, while the median kernel runs for 2.5 ms. 8.2 MB take about as long as 31.5 MB. A kernel of NCCL that has started waits *on the GPU* until its
 # partner on the other GPU has started as well. So its time is waiting and moving in one.
 
 # %% [markdown]
@@ -267,7 +267,7 @@ pictures.draw_inside(recommender, longest, blocked_in_item)
 # ### Which stream, today?
 #
 # In these recordings every collective runs in a stream of NCCL's own. [Since PyTorch 2.8](https://github.com/pytorch/pytorch/pull/150398) only a collective with `async_op=True` does, which includes DDP's. A plain
-# `all_reduce(x)` is launched on the current stream, between the compute kernels. Either way, what's launched later waits for the sum.
+# `all_reduce(x)` is launched on the current stream, between the compute kernels. Before and since, kernels that are launched after a plain call wait for its sum.
 
 # %% [markdown]
 # | the line | gloo, on the CPU | NCCL, on a GPU |
@@ -348,7 +348,7 @@ for name, rows in trainings.items():
 pictures.draw_probe(view_us, launch_us)
 
 # %% [markdown]
-# The same view takes 23 µs in one recording and 1 µs in a different one, while a launch differs by less than two. So most of those 23 µs are probably the recording's. An estimate: what if each of ResNet's operators were that much shorter?
+# The same view takes 23 µs in one recording and 1 µs in a different one, while a launch differs by less than a factor of two. So most of those 23 µs are probably the recording's. An estimate: what if each of ResNet's operators were that much shorter?
 
 # %%
 operators = sum(row.kind == "host" and "::" in row.name for row in resnet) / 3

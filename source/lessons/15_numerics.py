@@ -69,7 +69,7 @@ exact_for.measured({ranks for ranks, count in differing.items() if count == 0})
 chapter_15.draw_copies(differing, of=len(numbers))
 
 # %% [markdown]
-# Eight ranks aren't exact, although eight is a power of two: what rounds is the adding, of the third, fifth or seventh copy. So order matters. Below, `all_reduce` is compared with a plain loop. Then `ring_orders` cuts the tensor into quarters, and looks for the order of adding that gives each quarter to the last bit.
+# Eight ranks aren't exact, although eight is a power of two: adding rounds, from the third copy on. With four ranks, the fourth rounds it back. So order matters. Below, `all_reduce` is compared with a loop. Then `ring_orders` cuts the tensor into quarters, and looks for the order of adding that gives each quarter to the last bit.
 
 
 # %%
@@ -98,7 +98,7 @@ show(chapter_15.ring(orders), f"The orders that give every bit: {orders}.")
 # %% [markdown]
 # ## 2 · A test that tells them apart
 #
-# A small GPT trains for 40 steps. We compare three runs with one process: two ranks; two ranks with half the loss, a bug; and a **control**, one process with batches reversed.
+# A small GPT trains for 40 steps. We compare three runs with one process: two ranks; two ranks with half the loss, a bug; and a **control**, one process with each batch in reverse order.
 
 # %% [markdown]
 # **Predict.** How many of the three differences shrink a thousandfold from float32 to float64?
@@ -296,7 +296,7 @@ show(chapter_15.off_one_process(changes, "change of the path, in percent"), text
 # AdamW swallows the bug until something, like clipping, looks at the gradient's **size**.
 #
 # ## 5 · How large a batch pays?
-# A larger batch pays as long as it averages out noise. [McCandlish and others (2018)](https://arxiv.org/abs/1812.06162) divide S, the variance of a sample's gradient, by |G|², the squared norm of the true one: the **noise scale**, in samples.
+# A larger batch pays as long as it averages out noise. [McCandlish and others (2018)](https://arxiv.org/abs/1812.06162) divide S, the variance of a sample's gradient (summed over its numbers), by |G|², the squared norm of the true one: the **noise scale**, in samples.
 
 # %% [markdown]
 # ### Write it
@@ -418,7 +418,7 @@ def clipped(model, pieces, limit):
 check(in_ddp(clipped), **clip_judged)
 
 # %% [markdown]
-# A mean over tokens has the same trap. Answers in a chat have 5 tokens or 500; what isn't answer has the target −100, which `cross_entropy` ignores. Its mean is over the tokens **left in this batch**. Four ranks make four such means.
+# A mean over tokens has the same trap. Answers in a chat have 5 tokens or 500; what isn't part of an answer has the target −100, which `cross_entropy` ignores. Its mean is over the tokens **left in this batch**. Four ranks make four such means.
 
 
 # %%
@@ -450,7 +450,7 @@ text = "The mean of means is off; sums, divided by the number of all tokens, are
 show(chapter_15.off_one_process(shares, "off one process, in percent"), text)
 
 # %% [markdown]
-# In October 2024 this was found in many trainers ([Unsloth](https://unsloth.ai/blog/gradient), [Hugging Face](https://huggingface.co/blog/gradient_accumulation)); see exercise 4 of the lab.
+# In October 2024 this was found between microbatches ([Unsloth](https://unsloth.ai/blog/gradient), [Hugging Face](https://huggingface.co/blog/gradient_accumulation)). The same month an [issue](https://github.com/huggingface/transformers/issues/34242) reported it of ranks under DDP; see exercise 4 of the lab.
 
 # %% [markdown]
 # ## 7 · A norm over all ranks

@@ -68,7 +68,7 @@ failing.measured(counts(printed)["failed"])
 pictures.draw_runs(printed, (test_equal_counts, test_other_counts), (1, 2, 3))
 
 # %% [markdown]
-# Equal counts hide the mistake, however many ranks there are: the mean of means is the mean. [Transformers had this bug](https://github.com/huggingface/transformers/issues/34242) in its losses. So a test needs several ranks *and* ranks that differ.
+# Equal counts hide the mistake, however many ranks there are: the mean of means is the mean. [An issue of 2024](https://github.com/huggingface/transformers/issues/34242) reports it of Transformers: a mean on each GPU, then over all. So a test needs several ranks *and* ranks that differ.
 #
 # ## 2 · What a failing rank saw
 #
@@ -281,7 +281,7 @@ results = launch(average_ones, world_size=2, backend="gloo", trace=True)
 plot_timeline(results.trace.replay(Network(latency_us=10, gbit_s=80)))
 
 # %% [markdown]
-# Two calls, each of two steps of 10 µs: that's all of it, since so few bytes take no time. All fixtures stand on the plugin's page, `course_testing/README.md`.
+# Two calls, each of two steps of 10 µs: that's all of it, since so few bytes take next to none. All fixtures stand on the plugin's page, `course_testing/README.md`.
 #
 # ## 6 · Without running anything
 #
