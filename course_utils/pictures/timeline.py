@@ -12,8 +12,8 @@ from course_utils.pictures.style import KINDS, rounded, show, us
 ARROWS = 150  # more than so many messages are not drawn
 # Pixels: of the whole picture, which is shrunk to 500 in a small window, and of its margins.
 _WIDTH, _LEFT, _RIGHT, _TOP, _BOTTOM = 780, 72, 100, 34, 48
-_UNCUT_WIDTH = 716  # where no row is cut, nothing is written at its right
-_LETTER = 6.4  # pixels, on the average
+_UNCUT_WIDTH = 736  # where no row is cut, nothing is written at its right
+_LETTER = 5.6  # pixels of a narrow one; the gap is large enough for wide ones
 _HEIGHT = 350  # of up to 21 ranks together, so that sliders fit below on a small screen
 _LEAST_ROW, _LARGEST_ROW = 16, 58
 _OUTLINE = "#D55E00"
@@ -139,7 +139,7 @@ def _legend(kinds: Iterable[str], arrows: bool) -> Iterator[Shape]:
         name = KINDS[kind].name
         yield from _strokes(kind, [(x, 16, x + 20, 16)], 12)
         yield Words(x + 25, 21, name)
-        x += 46 + _LETTER * len(name)
+        x += 56 + _LETTER * len(name)
     if arrows:
         yield Lines(arrow((x, 16, x + 20, 16)), _ARROW, 0.8)
         yield Words(x + 25, 21, "a message")
