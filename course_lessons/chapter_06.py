@@ -24,7 +24,7 @@ from course_utils.pictures.style import rank_style
 PATTERN = torch.from_numpy(np.arange(4_000_000, dtype=np.float32) % 100)
 RANK_COUNTS = (2, 3, 4, 5, 6, 8, 10, 12)
 LAYOUTS = {4: [2], 6: [2, 3], 8: [2, 4], 12: [2, 3, 4]}  # ranks, and how many in a node
-SMALL, LARGE = 9_600, 96_000  # bytes whose parts are whole numbers at all eight rank counts
+RECORDED_BYTES = 96_000  # whose parts, and a tenth's, are whole numbers at all eight rank counts
 
 
 def tree(x: torch.Tensor) -> None:
@@ -197,30 +197,39 @@ def price_check(direct: Callable) -> dict[str, Any]:
     traces = {}
     cases = []
     for n in RANK_COUNTS:
-        for (algorithm, size), trace in _recorded_on(n, direct).items():
-            traces[algorithm.__name__, n, size] = trace
+        for algorithm, trace in _recorded_on(n, direct).items():
+            traces[algorithm.__name__, n] = trace
         cases += [f"direct, {n} ranks", f"ring, {n} ranks"]
         if n in (2, 4, 8):
             cases.append(f"tree, {n} ranks")
 
     def inputs(rank: int, world_size: int, case: str) -> tuple:
         name, count = case.removesuffix(" ranks").split(", ")
-        size = (SMALL, LARGE)[int(torch.randint(2, ()))]
-        return name, int(count), size, *_alpha_and_beta()
+        times_as_large = (0.1, 1)[int(torch.randint(2, ()))]
+        return name, int(count), int(times_as_large * RECORDED_BYTES), *_alpha_and_beta()
 
     def spec(names: list, counts: list, all_bytes: list, alphas: list, betas: list) -> list[float]:
         wanted = []
         for name, n, size, alpha, beta in zip(names, counts, all_bytes, alphas, betas, strict=True):
-            network = Network(latency_us=alpha, gbit_s=8 / 1000 / beta)
-            wanted.append(max(traces[name, n, size].replay(network).finish_us))
+            network = _network(alpha, beta, size / RECORDED_BYTES)
+            wanted.append(max(traces[name, n].replay(network).finish_us))
         return wanted
 
     return {"spec": spec, "inputs": inputs, "cases": cases, "world_sizes": (1,), "rtol": 1e-6}
 
 
-def _recorded_on(n: int, direct: Callable) -> dict[tuple[Callable, int], Trace]:
+def _recorded_on(n: int, direct: Callable) -> dict[Callable, Trace]:
     """All that both checks of formulas need of n real ranks, in one launch."""
-    return recorded_all((direct, tree, ring, five_rings), n, (SMALL, LARGE))
+    records = recorded_all((direct, tree, ring, five_rings), n, (RECORDED_BYTES,))
+    return {algorithm: trace for (algorithm, _size), trace in records.items()}
+
+
+def _network(alpha: float, beta: float, times_as_many_bytes: float) -> Network:
+    """A network on which a recording takes as long as one of so many times as many bytes would.
+
+    With so much less bandwidth a message takes just as long. Recording them all would take longer.
+    """
+    return Network(latency_us=alpha, gbit_s=8 / 1000 / beta / times_as_many_bytes)
 
 
 def _alpha_and_beta() -> tuple[float, float]:
@@ -329,19 +338,18 @@ def hiding_check(direct: Callable) -> dict[str, Any]:
     cases = []
     for n in RANK_COUNTS:
         for buckets, form in forms.items():
-            traces[n, buckets] = _recorded_on(n, direct)[form, LARGE]
+            traces[n, buckets] = _recorded_on(n, direct)[form]
             cases.append(f"{n} ranks, buckets: {buckets}")
 
     def inputs(rank: int, world_size: int, case: str) -> tuple:
         ranks, buckets = case.split(" ranks, buckets: ")
         backward_us = 1 + 5000 * torch.rand((), dtype=torch.float64).item()
-        return int(ranks), scale * LARGE, int(buckets), backward_us, *_alpha_and_beta()
+        return int(ranks), scale * RECORDED_BYTES, int(buckets), backward_us, *_alpha_and_beta()
 
     def spec(*columns: list) -> list[float]:
         wanted = []
         for n, _, buckets, backward_us, alpha, beta in zip(*columns, strict=True):
-            # So much less bandwidth for so many bytes less.
-            network = Network(latency_us=alpha, gbit_s=8 / 1000 / beta / scale)
+            network = _network(alpha, beta, scale)
             wanted.append(max(traces[n, buckets].replay(network).finish_us) / backward_us)
         return wanted
 

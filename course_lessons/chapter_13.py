@@ -273,26 +273,34 @@ def activation_bytes(network: nn.Module, forward: Callable[[], Any]) -> tuple[An
     return output, sum(saved.values())
 
 
+def step_by_blocks(
+    kind: type[torch.autograd.Function], blocks: nn.Sequential, x: torch.Tensor
+) -> tuple[torch.Tensor, int]:
+    """Forward and backward, one `kind` per block; the output, and bytes that autograd has kept."""
+
+    def forward() -> torch.Tensor:
+        y = x
+        for block in blocks:
+            y = kind.apply(block, y)
+        return y
+
+    y, saved_bytes = activation_bytes(blocks, forward)
+    y.square().sum().backward()
+    return y.detach(), saved_bytes
+
+
 def recomputing(kind: type[torch.autograd.Function]) -> Callable[..., Held]:
     """Train one step with it in three blocks; return gradients, and what it kept and computed."""
 
     @functools.wraps(kind, updated=())
     def trained(x: torch.Tensor) -> Held:
         blocks, x = few_blocks(), x.requires_grad_()
-
-        def forward() -> torch.Tensor:
-            y = x
-            for block in blocks:
-                y = kind.apply(block, y)
-            return y
-
-        y, saved_bytes = activation_bytes(blocks, forward)
-        y.square().sum().backward()
+        y, saved_bytes = step_by_blocks(kind, blocks, x)
         gradients = [parameter.grad for parameter in blocks.parameters()]
         for gradient in gradients:
             dist.all_reduce(gradient)
         return {
-            "output": y.detach(),
+            "output": y,
             "gradients": gradients,
             "gradient of x": x.grad,
             "times each block is computed": [block.calls for block in blocks],

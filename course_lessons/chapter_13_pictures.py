@@ -17,12 +17,12 @@ from course_lessons.chapter_13 import (
     Activations,
     Layer,
     Row,
-    activation_bytes,
     computing,
     few_blocks,
+    step_by_blocks,
     three_blocks,
 )
-from course_lessons.drawing import answers_to_draw, bare, reason_of
+from course_lessons.drawing import bare, first_answers, reason_of
 from course_lessons.sharding import Shards
 from course_utils import Network, WorkerError, launch, show
 from course_utils.launcher.launch import launch as launch_quietly
@@ -75,7 +75,9 @@ def draw_memory(*formulas: Callable[[int, int, int], float], memory_gb: float = 
             axes.text(place, max(held_gb, 1) * 1.1, f"{held_gb:,.0f}", ha="center", fontsize=8)
             if fits:
                 fitting.append(str(stage))
-        stages = f"stages {', '.join(fitting)}" if fitting else "no stage"
+        stages = "no stage"
+        if fitting:
+            stages = ("stage " if len(fitting) == 1 else "stages ") + ", ".join(fitting)
         sentences.append(f"{billions}B on {gpus}: {stages}")
     axes.axhline(memory_gb, color="black", linestyle="--")
     axes.text(18.8, memory_gb * 1.1, f"{memory_gb:g} GB", ha="right")
@@ -169,15 +171,6 @@ class _FiveNumbers(nn.Module):
         self.weight = nn.Parameter(torch.arange(1.0, 6.0))
 
 
-def _first_answers(kinds: Sequence[type], worker_of: Callable, world_size: int) -> tuple | None:
-    """The first class that neither raises nor hangs, and what its ranks return."""
-    for kind in kinds:
-        answers = answers_to_draw(worker_of(kind), world_size)
-        if answers is not None:
-            return kind, answers
-    return None
-
-
 def _gathers_and_reduces(kind: type[Shards]) -> Callable[[], tuple[list, list]]:
     """For a rank: what a stage gathers of five numbers, and what it reduces."""
 
@@ -199,7 +192,7 @@ def draw_pieces(*kinds: type[Shards]) -> None:
     Args:
         kinds: The first one that neither raises nor hangs is drawn, also if it is wrong.
     """
-    drawable = _first_answers(kinds, _gathers_and_reduces, 3)
+    drawable = first_answers(kinds, _gathers_and_reduces, 3)
     if drawable is None:
         return
     kind, answers = drawable
@@ -227,14 +220,17 @@ class _Diary:
     """How many full weights and full gradients exist, event by event."""
 
     def __init__(self) -> None:
-        self.alive: weakref.WeakSet = weakref.WeakSet()
+        self.weights: weakref.WeakSet = weakref.WeakSet()
+        self.gradients: weakref.WeakSet = weakref.WeakSet()
         self.rows: list[tuple[int, int]] = []
         self.forward_ends = 0
 
     def note(self, model: Shards) -> None:
         time.sleep(0.005)  # gloo's thread lets go of a tensor a little later
-        gradients = [full for full in model.full.values() if full.grad is not None]
-        self.rows.append((len(self.alive), len(gradients)))
+        for full in model.full.values():
+            if full.grad is not None:
+                self.gradients.add(full.grad.untyped_storage())
+        self.rows.append((len(self.weights), len(self.gradients)))
 
 
 def _watches(kind: type[Shards], layers: int) -> Callable[[], tuple[list, int]]:
@@ -244,7 +240,7 @@ def _watches(kind: type[Shards], layers: int) -> Callable[[], tuple[list, int]]:
     class Watched(kind):
         def gather(self, local, shape):
             full = super().gather(local, shape)
-            diary.alive.add(full.untyped_storage())
+            diary.weights.add(full.untyped_storage())
             diary.note(self)
             return full
 
@@ -254,6 +250,8 @@ def _watches(kind: type[Shards], layers: int) -> Callable[[], tuple[list, int]]:
             diary.note(self)
 
         def reduce(self, shard, gradient):
+            diary.gradients.add(gradient.untyped_storage())  # in stage 3 autograd hands it in
+            diary.note(self)
             super().reduce(shard, gradient)
             diary.note(self)
 
@@ -275,7 +273,7 @@ def draw_alive(*kinds: type[Shards], layers: int = 4) -> None:
         kinds: The first one that neither raises nor hangs is drawn, also if it is wrong.
         layers: Of the network.
     """
-    drawable = _first_answers(kinds, lambda kind: _watches(kind, layers), 2)
+    drawable = first_answers(kinds, lambda kind: _watches(kind, layers), 2)
     if drawable is None:
         return
     kind, answers = drawable
@@ -342,14 +340,7 @@ def _computes_again(kind: type[torch.autograd.Function]) -> Callable[[], tuple]:
             )
         x = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
 
-        def forward() -> torch.Tensor:
-            y = x
-            for block in blocks:
-                y = kind.apply(block, y)
-            return y
-
-        y, saved_bytes = activation_bytes(blocks, forward)
-        y.square().sum().backward()
+        _, saved_bytes = step_by_blocks(kind, blocks, x)
         return notes, saved_bytes, len(blocks) * x.nbytes
 
     return worker
@@ -361,7 +352,7 @@ def draw_recomputing(*kinds: type[torch.autograd.Function]) -> None:
     Args:
         kinds: The first one that neither raises nor hangs is drawn, also if it is wrong.
     """
-    drawable = _first_answers(kinds, _computes_again, 1)
+    drawable = first_answers(kinds, _computes_again, 1)
     if drawable is None:
         return
     kind, ((notes, saved_bytes, input_bytes),) = drawable
@@ -510,7 +501,7 @@ def draw_checkpoint(folder: Path, name: str, readers: int) -> None:
 # ---- time ----------------------------------------------------------------------------------------
 
 
-def draw_steps(traces: Mapping[str, Trace], network: Network, text: str) -> None:
+def draw_steps(traces: Mapping[str, Trace], network: Network) -> None:
     """Draw when rank 0 computes and when its port sends, on a modelled network."""
     figure, axes = plt.subplots(figsize=(9, 2.6), layout="constrained")
     looks = {"compute": ("#009E73", None, -0.36), "send": ("#0072B2", "////", 0.0)}
@@ -528,6 +519,7 @@ def draw_steps(traces: Mapping[str, Trace], network: Network, text: str) -> None
     bare(axes, yticks=range(len(traces)), yticklabels=list(traces), ylim=(1.5, -0.5))
     axes.set(xlabel="virtual time of one step, rank 0 of 4 (µs)", xlim=(0, 2700))
     axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2, frameon=False)
+    text = "Sharded computes or sends; with Ahead only the first gather and the last sum stick out."
     show(figure, text)
 
 

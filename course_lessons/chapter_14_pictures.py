@@ -163,16 +163,16 @@ def draw_watched(view_s: Mapping[bool, Sequence[float]]) -> None:
         view_s: Whether it was watched, and seconds of a view in each turn.
     """
     figure, axes = plt.subplots(figsize=(8, 1.7), layout="constrained")
-    medians_us = []
+    fastest_us = []  # a turn in which nothing else ran: what else a machine does only adds
     for row, turns_s in enumerate(view_s.values()):
         turns_us = [1e6 * turn_s for turn_s in turns_s]
-        medians_us.append(median(turns_us))
+        fastest_us.append(min(turns_us))
         axes.plot(turns_us, [row] * len(turns_us), "o", color=OKABE_ITO[row], alpha=0.5)
-        axes.plot(2 * [medians_us[row]], [row - 0.3, row + 0.3], color=OKABE_ITO[row], linewidth=3)
-    xlabel = "µs of a view (dot: a turn, line: median)"
+        axes.plot(2 * [fastest_us[row]], [row - 0.3, row + 0.3], color=OKABE_ITO[row], linewidth=3)
+    xlabel = "µs of a view (dot: a turn, line: the fastest)"
     _bare(axes, ["alone", "recorded"], xlabel=xlabel, xlim=(0, None))
-    ratio = medians_us[1] / medians_us[0]
+    ratio = fastest_us[1] / fastest_us[0]
     show(
         figure,
-        f"A view: about {medians_us[0]:.1f} µs; recorded, about {ratio:.1f} times as long.",
+        f"A view: about {fastest_us[0]:.1f} µs; recorded, about {ratio:.1f} times as long.",
     )

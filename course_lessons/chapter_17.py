@@ -284,6 +284,20 @@ def wrong_ones(errors: Errors) -> list[str]:
     return [name for name, error in errors.gradients.items() if error > 1e-12]
 
 
+def where_wrong(errors: Errors) -> str:
+    """The same in words: none, all, or x and one of the blocks."""
+    wrong = wrong_ones(errors)
+    blocks = []
+    for block in ("first", "second"):
+        if f"{block} A" in wrong and f"{block} B" in wrong:
+            blocks.append(block)
+    if not wrong or len(wrong) == len(_NAMES):
+        return "all" if wrong else "none"
+    if "x" in wrong and len(blocks) == 1 and len(wrong) == 3:
+        return f"x and the {blocks[0]} block"
+    return ", ".join(wrong)
+
+
 # ---- measure: calls and bytes --------------------------------------------------------------------
 
 

@@ -1,17 +1,22 @@
-"""Chapter 17's pictures: who holds which part of a block, and what cutting it costs."""
+"""Chapter 17's pictures: who holds which part of a block, yours too, and what it costs."""
 
 from collections.abc import Mapping, Sequence
 
 import matplotlib.pyplot as plt
+import torch
+import torch.distributed as dist
 from matplotlib.axes import Axes
+from torch import nn
+from torch.nn.functional import gelu
 
 from course_lessons.chapter_17 import Errors, wrong_ones
-from course_lessons.drawing import bare
+from course_lessons.drawing import Box, bare, box_figure, first_answers
 from course_utils import show
 from course_utils.pictures.style import rank_style
 
 _GREY = "#DDDDDD"
 _RIGHT, _WRONG = ("#009E73", None), ("#D55E00", "///")
+_RIGHT_BOX, _WRONG_BOX = ("#009E7355", ""), ("#E69F0088", "////")
 _PLANS = {"tensor": ("#0072B2", None), "data": ("#E69F00", "///")}
 
 
@@ -47,6 +52,187 @@ def draw_block() -> None:
     axes.axis("off")
     text = "Blue is rank 0, hatched orange is rank 1, and grey is whole on both. "
     show(figure, text + "There's one sum, at the very end.")
+
+
+def draw_functions(*pairs: tuple[type, type]) -> None:
+    """Let Copy and Sum work in two ranks around a product, and draw all numbers.
+
+    Args:
+        pairs: The first one that neither raises nor hangs is drawn, also if it is wrong.
+    """
+    drawable = first_answers(pairs, lambda pair: lambda: _around_a_product(*pair), 2)
+    if drawable is None:
+        return
+    (copy, total), numbers = drawable
+    wanted = [[2, 2, 8, 1, 1, 4], [2, 6, 8, 1, 3, 4]]
+    columns = ["Copy(x)", "product", "Sum", "of product", "of Copy(x)", "of x"]
+    rows = {}
+    for rank, factor in enumerate((1, 3)):
+        boxes = []
+        for number, right in zip(numbers[rank], wanted[rank], strict=True):
+            fill, hatch = _RIGHT_BOX if number == right else _WRONG_BOX
+            boxes.append(Box(f"{number:g}", fill, hatch=hatch, bold=True))
+        rows[f"rank {rank}, x = 2, times {factor}"] = [*boxes[:3], None, *boxes[3:]]
+    figure = box_figure(rows, [*columns[:3], "", *columns[3:]], width=1.0)
+    for middle, title in ((1.5, "forward →"), (5.5, "gradients in backward →")):
+        figure.axes[0].text(middle, -0.75, title, ha="center", fontsize=10)
+    sentences = []
+    for name, pair in zip(columns, zip(*numbers, strict=True), strict=True):
+        sentences.append(f"{name} {pair[0]:g} and {pair[1]:g}")
+    phrase = f"forward, {', '.join(sentences[:3])}; gradients {', '.join(sentences[3:])}"
+    names = f"{copy.__name__} and {total.__name__}"
+    show(figure, f"{names} on ranks 0 and 1: {phrase}. What isn't as in one process is hatched.")
+
+
+def _around_a_product(copy: type, total: type) -> list[float]:
+    """In a rank: what Copy, a product and Sum return, and the gradients before each of them."""
+    x = torch.tensor([2.0], dtype=torch.float64, requires_grad=True)
+    copied = copy.apply(x)
+    copied.retain_grad()
+    partial = copied * (1 + 2 * dist.get_rank())
+    partial.retain_grad()
+    summed = total.apply(partial)
+    numbers = [copied.item(), partial.item(), summed.item()]
+    summed.backward(torch.ones_like(summed))
+    for tensor in (partial, copied, x):
+        numbers.append(0.0 if tensor.grad is None else tensor.grad.item())
+    return numbers
+
+
+def draw_layers(*pairs: tuple[type[nn.Module], type[nn.Module]]) -> None:
+    """Draw which numbers of two whole layers each of two ranks holds, and what comes out.
+
+    Args:
+        pairs: The first one that neither raises nor hangs is drawn, also if it is wrong.
+    """
+    drawable = first_answers(pairs, lambda pair: lambda: _cut_block(*pair), 2)
+    if drawable is None:
+        return
+    (column, row), answers = drawable
+    wholes = [parameter.detach() for parameter in _whole_block().parameters()]
+    figure, axes = plt.subplots(figsize=(7.2, 2.6), layout="constrained")
+    sentences = []
+    places = {"A's weight": 0, "A's bias": 5.5, "B's weight": 9, "B's bias": 18.5}
+    for number, (title, left) in enumerate(places.items()):
+        shares = [held[number] for held, _ in answers]
+        _draw_owners(axes, left, wholes[number], shares)
+        columns = wholes[number].shape[1] if wholes[number].dim() == 2 else 1
+        axes.text(left + columns / 2, -0.4, title, ha="center", fontsize=10)
+        counts = [int(torch.isin(wholes[number], share).sum()) for share in shares]
+        sentences.append(f"{title} {counts[0]} and {counts[1]} of {wholes[number].numel()}")
+    verdicts = [f"{name} {word}" for name, word in zip(_OUTCOMES, answers[0][1], strict=True)]
+    axes.text(9, 7, "\n".join(verdicts), fontsize=10, va="center")
+    axes.set(xlim=(-0.1, 20.5), ylim=(8.1, -1.2), aspect="equal")
+    axes.axis("off")
+    names = f"{column.__name__} and {row.__name__}"
+    show(
+        figure,
+        f"{names}: {', '.join(verdicts)}. Numbers on rank 0 (blue) and rank 1 (hatched): "
+        f"{', '.join(sentences)}. Grey is on both, white on none.",
+    )
+
+
+_OUTCOMES = ("output", "gradient of x", "gradients of A and B")
+
+
+def _whole_block() -> nn.Sequential:
+    """Both layers, as (outputs, inputs), with numbers that are all different."""
+    block = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 4)).double()
+    first = 1
+    with torch.no_grad():
+        for parameter in block.parameters():
+            numbers = torch.arange(first, first + parameter.numel(), dtype=torch.float64)
+            parameter.copy_(numbers.view_as(parameter) / 100)
+            first += parameter.numel()
+    return block
+
+
+def _cut_block(column: type[nn.Module], row: type[nn.Module]) -> tuple[list, list[str]]:
+    """In a rank: what both layers hold, and whether output and gradient are right."""
+    block = _whole_block()
+    first, second = column(block[0]), row(block[1])
+    held = [first.weight, first.bias, second.weight, second.bias]
+    results = []
+    for up, down in ((block[0], block[1]), (first, second)):
+        x = torch.linspace(-1, 1, 8, dtype=torch.float64).view(2, 4).requires_grad_()
+        y = down(gelu(up(x)))
+        y.square().sum().backward()
+        results.append((y.detach(), torch.zeros_like(x) if x.grad is None else x.grad))
+    is_right = []
+    for right, outcome in zip(*results, strict=True):
+        is_right.append(right.shape == outcome.shape and torch.allclose(right, outcome, rtol=1e-10))
+    is_right.append(all(map(_has_right_gradients, held, block.parameters())))
+    verdicts = ["right" if each else "wrong" for each in is_right]
+    return [parameter.detach() for parameter in held], verdicts
+
+
+def _has_right_gradients(share: torch.Tensor, parameter: nn.Parameter) -> bool:
+    """Whether each number of a share has the gradient that it has in the whole parameter."""
+    if share.grad is None:
+        return False
+    is_same = share.detach().reshape(-1, 1) == parameter.detach().flatten()
+    right = parameter.grad.flatten()[is_same.int().argmax(dim=1)]
+    is_known = is_same.any(dim=1).all()
+    return bool(is_known) and torch.allclose(share.grad.flatten(), right, rtol=1e-10)
+
+
+def _draw_owners(
+    axes: Axes, left: float, tensor: torch.Tensor, shares: Sequence[torch.Tensor]
+) -> None:
+    """A square for each number of a tensor: whose it is."""
+    grid = tensor if tensor.dim() == 2 else tensor.unsqueeze(1)
+    owned = [torch.isin(grid, share) for share in shares]
+    for y in range(grid.shape[0]):
+        for x in range(grid.shape[1]):
+            ranks = [rank for rank in (0, 1) if owned[rank][y, x]]
+            colour = _GREY if len(ranks) == 2 else "white"
+            if len(ranks) == 1:
+                colour = rank_style(ranks[0])["color"]
+            hatch = "////" if ranks == [1] else None
+            edge = "white" if ranks else "#999999"
+            style = {"facecolor": colour, "hatch": hatch, "edgecolor": edge}
+            axes.add_patch(plt.Rectangle((left + x, y), 0.94, 0.94, **style))
+
+
+def draw_heads(rows_of: Mapping[str, Sequence[torch.Tensor]]) -> None:
+    """Draw which rows of one weight each rank takes as queries, keys and values.
+
+    Args:
+        rows_of: By the name of the cut, for each rank the numbers of its rows, in its order.
+    """
+    size = (9, 0.4 + 1.1 * len(rows_of))
+    figure, panels = plt.subplots(len(rows_of), 1, figsize=size, layout="constrained", sharex=True)
+    kinds = ("queries", "keys", "values")
+    sentences = []
+    for axes, (name, by_rank) in zip(panels, rows_of.items(), strict=True):
+        third = sum(len(rows) for rows in by_rank) // 3
+        phrases = []
+        for rank, rows in enumerate(by_rank):
+            taken = []
+            for number, (kind, part) in enumerate(zip(kinds, rows.chunk(3), strict=True)):
+                first, last = int(part[0]), int(part[-1])
+                is_right = first // third == last // third == number
+                fill, hatch = _RIGHT_BOX if is_right else _WRONG_BOX
+                bar = {"facecolor": fill, "hatch": hatch, "edgecolor": "#777777"}
+                axes.barh(rank, len(part), 0.8, first, align="center", **bar)
+                behind = {"facecolor": "white", "edgecolor": "none", "pad": 1}
+                words = {"ha": "center", "va": "center", "fontsize": 9, "bbox": behind}
+                axes.text(first + len(part) / 2, rank, f"as {kind}", **words)
+                taken.append(f"{first}–{last}")
+            phrases.append(f"rank {rank} {', '.join(taken)}")
+        sentences.append(f"{name}, {'; '.join(phrases)}")
+        ranks = range(len(by_rank))
+        names = [f"rank {rank}" for rank in ranks]
+        bare(axes, yticks=ranks, yticklabels=names, xlim=(0, 3 * third))
+        axes.set_title(name, loc="left", fontsize=10)
+        axes.invert_yaxis()
+        for edge in range(4):
+            axes.axvline(edge * third, color="black", linewidth=0.8)
+    middles = [(number + 0.5) * third for number in range(3)]
+    panels[-1].set_xticks(middles, [f"rows of {kind}" for kind in kinds])
+    panels[-1].tick_params(axis="x", length=0)
+    words = "Rows that a rank takes as queries, keys and values, hatched if they are something else"
+    show(figure, f"{words}: {'. '.join(sentences)}.")
 
 
 def draw_errors(errors: Mapping[str, Errors]) -> None:

@@ -424,8 +424,23 @@ def with_largest(compute: Callable, *arguments: Any) -> tuple[Any, int]:
     return result, largest.bytes
 
 
-def compare_attention(ways: Sequence[Callable], rows: int, world_size: int) -> None:
-    """Print of each way whether it is right, what a rank sends, and its largest tensor."""
+@dataclass(frozen=True)
+class Attended:
+    """One way of attending to a text in parts.
+
+    Attributes:
+        is_right: Whether the outcome is that of one process.
+        sent_kib: What a rank sends.
+        largest_kib: The largest tensor that a rank makes.
+    """
+
+    is_right: bool
+    sent_kib: float
+    largest_kib: float
+
+
+def compare_attention(ways: Sequence[Callable], rows: int, world_size: int) -> dict[str, Attended]:
+    """Let real ranks attend to a text in each way; return what came out, by the way's name."""
     _, total, mixed = attend(*make_text(rows))
     right = mixed / total
 
@@ -434,15 +449,15 @@ def compare_attention(ways: Sequence[Callable], rows: int, world_size: int) -> N
         parts = [tensor.chunk(world_size)[rank].clone() for tensor in make_text(rows)]
         return with_largest(way, *parts)
 
-    print(f"{rows} rows on {world_size} ranks:")
+    attended = {}
     for way in ways:
         run = launch(worker, way, world_size=world_size, backend="gloo", trace=True)
         result = torch.cat([of_rank for of_rank, _ in run])
-        verdict = "right" if (result - right).abs().max() < 1e-12 else "wrong"
-        sent = max(run.trace.traffic().sent_bytes) / 1024
-        largest = max(of_rank for _, of_rank in run) / 1024
-        figures = f"a rank sends {sent:.0f} KiB, its largest tensor has {largest:.0f} KiB"
-        print(f"  {way.__name__:10}{verdict}, {figures}")
+        is_right = bool((result - right).abs().max() < 1e-12)
+        sent_kib = max(run.trace.traffic().sent_bytes) / 1024
+        largest_kib = max(of_rank for _, of_rank in run) / 1024
+        attended[way.__name__] = Attended(is_right, sent_kib, largest_kib)
+    return attended
 
 
 # ---- measure: experts ----------------------------------------------------------------------------

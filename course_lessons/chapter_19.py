@@ -1,5 +1,6 @@
 """What chapter 19 runs in pretended ranks, judges, and scores: when a training stops scaling."""
 
+import functools
 import resource
 import sys
 import time
@@ -148,25 +149,26 @@ def state_bytes(weights: float, dp: int, tp: int, pp: int, zero: int) -> float:
 
 _WIDTHS = (32, 64)  # of the recorded blocks, of which there are three
 _BLOCKS = 3
+RECORDED_RANKS = {2: "real", 4: "real", 32: "pretended"}
 
 
 def bytes_check() -> dict[str, Any]:
     """The options of `check` for `fsdp_bytes`: recordings of real and pretended ranks."""
     sent = {}
-    for ranks in (2, 4, 32):
+    for ranks in RECORDED_RANKS:
         for width in _WIDTHS:
-            sent[ranks, width] = _recorded_bytes(ranks, width)
+            sent[ranks, width] = recorded_bytes(ranks, width)
 
     def inputs(rank: int, world_size: int, case: str) -> tuple:
         ranks = int(case.split()[0])
         width = _WIDTHS[int(torch.randint(2, ()))]
         per_weight = (2, 4)[int(torch.randint(2, ()))]
-        return _BLOCKS * 8 * width**2, ranks, per_weight
+        return recorded_weights(width), ranks, per_weight
 
     def spec(all_weights: list, all_ranks: list, all_per_weight: list) -> list[float]:
         wanted = []
         for weights, ranks, per_weight in zip(all_weights, all_ranks, all_per_weight, strict=True):
-            width = round((weights / _BLOCKS / 8) ** 0.5)
+            width = round((weights / recorded_weights(1)) ** 0.5)
             wanted.append(sent[ranks, width] * per_weight / 4)
         return wanted
 
@@ -174,7 +176,13 @@ def bytes_check() -> dict[str, Any]:
     return {"spec": spec, "inputs": inputs, "cases": cases, "world_sizes": (1,), "rtol": 1e-6}
 
 
-def _recorded_bytes(ranks: int, width: int) -> float:
+def recorded_weights(width: int) -> int:
+    """Weights of the recorded blocks."""
+    return _BLOCKS * 8 * width**2
+
+
+@functools.cache  # the check and the picture ask for the same
+def recorded_bytes(ranks: int, width: int) -> float:
     """Bytes of float32 that a rank sends in a step of FSDP2."""
     if ranks > 4:
         run = dry_run(sharded_step, _BLOCKS, width, world_size=ranks, ranks=[0])
@@ -191,18 +199,57 @@ def _tokens_inputs(rank: int, world_size: int, case: str) -> tuple[float, float]
     return _draw(1e14, 2e15), _draw(1e10, 9e11)
 
 
+def crossing_tokens(weights: float, flops_s: float, sending_s: float) -> float:
+    """Tokens per chip at which computing takes as long as sending, found by halving."""
+    low, high = 0.0, 1e9
+    for _ in range(100):
+        tokens = (low + high) / 2
+        hides = 6 * weights * tokens / flops_s > sending_s
+        low, high = (low, tokens) if hides else (tokens, high)
+    return high
+
+
 def _tokens_spec(all_flops_s: list, all_bytes_s: list) -> list[float]:
-    """Where both times cross, found by halving, for some number of weights."""
+    """Where both times cross, for some number of weights."""
     wanted = []
     for flops_s, bytes_s in zip(all_flops_s, all_bytes_s, strict=True):
-        weights, low, high = 7e9, 0.0, 1e9
-        sending_s = 3 * scaling.WEIGHT_BYTES * weights / bytes_s
-        for _ in range(100):
-            tokens = (low + high) / 2
-            hides = 6 * weights * tokens / flops_s > sending_s
-            low, high = (low, tokens) if hides else (tokens, high)
-        wanted.append(high)
+        sending_s = 3 * scaling.WEIGHT_BYTES * 7e9 / bytes_s
+        wanted.append(crossing_tokens(7e9, flops_s, sending_s))
     return wanted
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """Where computing takes as long as what FSDP sends.
+
+    Attributes:
+        weights: Of the model.
+        flops_s: What a chip computes per second.
+        sending_s: Seconds that it sends in a step.
+        tokens: Tokens per chip at which it computes as long.
+    """
+
+    weights: float
+    flops_s: float
+    sending_s: float
+    tokens: float
+
+    def computing_s(self, tokens: float) -> float:
+        """Seconds that a chip computes, at 6 FLOPs per weight and token."""
+        return 6 * self.weights * tokens / self.flops_s
+
+
+def find_crossings(sent_bytes: Callable[..., float], chips: int) -> dict[str, Crossing]:
+    """For each model, where computing takes as long as sending; print it."""
+    flops_s = CLUSTER.chip.peak_flops_s * CLUSTER.chip.reached
+    bytes_s = CLUSTER.link(chips, apart=1)[1]
+    crossings = {}
+    for name, model in MODELS.items():
+        sending_s = sent_bytes(model.weights, chips, scaling.WEIGHT_BYTES) / bytes_s
+        tokens = crossing_tokens(model.weights, flops_s, sending_s)
+        crossings[name] = Crossing(model.weights, flops_s, sending_s, tokens)
+        print(f"{name}: {sending_s:.2f} s to send, hidden by {tokens:,.0f} tokens per chip")
+    return crossings
 
 
 TOKENS_CHECK = {
@@ -210,6 +257,7 @@ TOKENS_CHECK = {
     "inputs": _tokens_inputs,
     "cases": ("any chip and network",),
     "world_sizes": (1,),
+    "hide": (crossing_tokens,),
     "rtol": 1e-6,
 }
 
@@ -384,17 +432,20 @@ def best_by_tp(model: str, chips: int, cluster: Cluster = CLUSTER) -> dict[int, 
     return best
 
 
-def speed_by_chips(fastest: Callable[..., float], counts: Sequence[int]) -> None:
-    """Print the shortest step, and tokens per second and chip relative to the first count."""
-    print("   chips       7B: step, speed per chip      70B: step, speed per chip")
-    first_s = {name: fastest(model, CLUSTER, counts[0]) for name, model in MODELS.items()}
-    for chips in counts:
-        line = f"{chips:8,}"
-        for name, model in MODELS.items():
-            step_s = fastest(model, CLUSTER, chips)
-            relative = first_s[name] * counts[0] / (step_s * chips)
-            line += f"{step_s:16.2f} s{relative:10.0%}   "
-        print(line.rstrip())
+def speed_by_chips(
+    fastest: Callable[..., float], counts: Sequence[int]
+) -> dict[str, list[tuple[float, float]]]:
+    """By model, for each count of chips: the shortest step in seconds, and the speed per chip.
+
+    The speed is tokens per second and chip, relative to that of the first count.
+    """
+    speeds: dict[str, list[tuple[float, float]]] = {}
+    for name, model in MODELS.items():
+        steps_s = [fastest(model, CLUSTER, chips) for chips in counts]
+        speeds[name] = []
+        for chips, step_s in zip(counts, steps_s, strict=True):
+            speeds[name].append((step_s, steps_s[0] * counts[0] / (step_s * chips)))
+    return speeds
 
 
 # ---- compare: what others have published ---------------------------------------------------------

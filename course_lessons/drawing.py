@@ -1,5 +1,6 @@
 """What several chapters draw with: what an answer's ranks return, boxes, who sends to whom."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -30,6 +31,45 @@ def answers_to_draw(worker: Callable, world_size: int) -> list | None:
     except WorkerError as error:
         print("No picture yet:", error.failures[0].headline if error.failures else error)
         return None
+
+
+def first_answers(
+    answers: Sequence[Any], worker_of: Callable[[Any], Callable], world_size: int
+) -> tuple[Any, list] | None:
+    """The first answer that neither raises nor hangs, and what its ranks return; None if all do.
+
+    Args:
+        answers: Below each that does, a line says why.
+        worker_of: Makes of an answer what a rank runs.
+        world_size: How many ranks.
+    """
+    for answer in answers:
+        returned = answers_to_draw(worker_of(answer), world_size)
+        if returned is not None:
+            return answer, returned
+    return None
+
+
+def first_with_numbers(answers: Sequence[Callable], calls: Sequence[tuple]) -> Callable | None:
+    """The first answer that returns a number whenever it's called; a line says why others don't.
+
+    Args:
+        answers: Functions.
+        calls: Of each call that a picture will make, its arguments.
+    """
+    for answer in answers:
+        try:
+            for arguments in calls:
+                _refuse_infinite(float(answer(*arguments)))
+            return answer
+        except Exception as error:  # whatever a learner's function raises
+            print(f"No picture yet of {answer.__name__}: {error or type(error).__name__}")
+    return None
+
+
+def _refuse_infinite(number: float) -> None:
+    if not math.isfinite(number):
+        raise ValueError(f"it returns {number}")
 
 
 def reason_of(error: WorkerError) -> str:

@@ -6,6 +6,7 @@ flush at the end of each batch, as in https://arxiv.org/abs/2104.04473.
 """
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -131,19 +132,28 @@ def refuse_incomplete(actions: Sequence[Action], count: int) -> None:
         raise ValueError(f"the schedule has {len(actions)} actions for {count} microbatches")
 
 
-def ticks(by_stage: Sequence[Sequence[Action]], forward: float = 1, backward: float = 2) -> float:
-    """When the last stage is done, if messages take no time.
+class Slot(NamedTuple):
+    """What a stage does from `begin` to `end`, in any unit."""
+
+    stage: int
+    kind: str  # "F" or "B"
+    k: int
+    begin: float
+    end: float
+
+
+def timetable(
+    by_stage: Sequence[Sequence[Action]], forward: float = 1, backward: float = 2
+) -> list[Slot]:
+    """What the stages do when, if messages take no time, until none of them can go on.
 
     Args:
         by_stage: The actions of each stage.
         forward, backward: What each takes, in any unit.
-
-    Raises:
-        ValueError: The stages wait for each other for ever.
     """
     stages = range(len(by_stage))
     free, done, position = [0.0 for _ in stages], {}, [0 for _ in stages]
-    moved = True
+    slots, moved = [], True
     while moved:
         moved = False
         for stage in stages:
@@ -154,10 +164,25 @@ def ticks(by_stage: Sequence[Sequence[Action]], forward: float = 1, backward: fl
                 if begin is None:
                     break
                 took = forward if kind == "F" else backward
-                free[stage] = max(free[stage], begin) + took
-                done[kind, k, stage] = free[stage]
+                begin = max(free[stage], begin)
+                free[stage] = done[kind, k, stage] = begin + took
+                slots.append(Slot(stage, kind, k, begin, begin + took))
                 position[stage] += 1
                 moved = True
-    if any(position[stage] < len(by_stage[stage]) for stage in stages):
+    return slots
+
+
+def ticks(by_stage: Sequence[Sequence[Action]], forward: float = 1, backward: float = 2) -> float:
+    """When the last stage is done, if messages take no time.
+
+    Args:
+        by_stage: The actions of each stage.
+        forward, backward: What each takes, in any unit.
+
+    Raises:
+        ValueError: The stages wait for each other for ever.
+    """
+    slots = timetable(by_stage, forward, backward)
+    if len(slots) < sum(len(actions) for actions in by_stage):
         raise ValueError("the stages wait for each other for ever")
-    return max(free)
+    return max((slot.end for slot in slots), default=0.0)

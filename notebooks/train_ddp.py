@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 from torch.utils.data import DataLoader, DistributedSampler
 
 from course_utils import digits  # your own data set goes here
@@ -46,21 +47,22 @@ def convnet() -> nn.Module:
     )  # fmt: skip
 
 
-def save(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, epoch: int) -> None:
+def save(path: Path, model: DistributedDataParallel, optimizer: Optimizer, epoch: int) -> None:
     """Rank 0 writes, and nobody goes on before the file is whole."""
     if dist.get_rank() == 0:
-        parts = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}
+        network = model.module.state_dict()  # a plain network can read it, without DDP
+        parts = {"model": network, "optimizer": optimizer.state_dict(), "epoch": epoch}
         torch.save(parts, path.with_suffix(".new"))
         os.replace(path.with_suffix(".new"), path)  # at no moment is there half a file
     dist.barrier()
 
 
-def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+def load(path: Path, model: DistributedDataParallel, optimizer: Optimizer) -> int:
     """Every rank reads; returns the epoch to go on with."""
     if not path.exists():
         return 0
     parts = torch.load(path, map_location=next(model.parameters()).device)
-    model.load_state_dict(parts["model"])
+    model.module.load_state_dict(parts["model"])
     optimizer.load_state_dict(parts["optimizer"])
     return parts["epoch"]
 
@@ -93,7 +95,7 @@ def train(path="checkpoint.pt", epochs=2, global_batch=64, lr=0.02, clip=1.0) ->
     sampler = DistributedSampler(training)
     loader = DataLoader(training, global_batch // dist.get_world_size(), sampler=sampler)
     for epoch in range(load(Path(path), model, optimizer), epochs):
-        sampler.set_epoch(epoch)  # another order in every epoch
+        sampler.set_epoch(epoch)  # a new order in every epoch
         torch.manual_seed(1000 * epoch + dist.get_rank())  # dropout of its own, also when resumed
         loss = train_epoch(model, loader, optimizer, clip, device)
         if dist.get_rank() == 0:

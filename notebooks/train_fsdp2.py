@@ -3,8 +3,9 @@
     torchrun --standalone --nproc-per-node=4 train_fsdp2.py checkpoint 5
     launch(train, "checkpoint", 5, world_size=4)      (in a notebook of the course)
 
-Started again, also with a different number of ranks, it goes on after the last step that was saved.
-The number of ranks has to divide the global batch.
+What trains comes first, in thirty lines: `sharded_network` and `train`. The four functions below
+them make it a job that may be stopped. Started again, also with a different number of ranks, it
+goes on after the last step that was saved. The number of ranks has to divide the global batch.
 """
 
 import os
@@ -20,6 +21,40 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
+# ---- what trains ---------------------------------------------------------------------------------
+
+
+def sharded_network(device):
+    """Four blocks, each gathered before its forward and its backward, and freed after each."""
+    torch.manual_seed(0)  # the same first weights on every rank
+    blocks = [nn.Sequential(nn.Linear(32, 32), nn.Tanh()) for _ in range(4)]
+    model = nn.Sequential(*blocks).double().to(device)
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    for block in model:
+        fully_shard(block, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def train(path, steps, max_norm=0.01):
+    """Train as one of all ranks; returns the full weights, on the CPU."""
+    device = join()
+    model = sharded_network(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    first_step = load(path, model, optimizer)
+    for step, inputs in enumerate(islice(batches(first_step), steps - first_step), first_step):
+        optimizer.zero_grad()
+        model(inputs.to(device)).square().mean().backward()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm)  # of all ranks' shards
+        optimizer.step()
+        full_norm = norm.full_tensor().item()  # a collective: every rank calls it
+        if dist.get_rank() == 0:
+            print(f"step {step}: gradient norm {full_norm:.4f}")
+        save(path, model, optimizer, step + 1)
+    return {name: shard.full_tensor().cpu() for name, shard in model.state_dict().items()}
+
+
+# ---- around it: ranks, data, checkpoints ---------------------------------------------------------
+
 DATA = torch.randn(36, 32, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 GLOBAL_BATCH = 12
 
@@ -34,17 +69,6 @@ def join():
     if not dist.is_initialized():
         dist.init_process_group(device_id=device if device.type == "cuda" else None)
     return device
-
-
-def sharded_network(device):
-    """Four blocks, each gathered before its forward and its backward, and freed after each."""
-    torch.manual_seed(0)  # the same first weights on every rank
-    blocks = [nn.Sequential(nn.Linear(32, 32), nn.Tanh()) for _ in range(4)]
-    model = nn.Sequential(*blocks).double().to(device)
-    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
-    for block in model:
-        fully_shard(block, mesh=mesh)
-    return fully_shard(model, mesh=mesh)
 
 
 def batches(step):
@@ -74,24 +98,6 @@ def load(path, model, optimizer):
     dcp.load(state, checkpoint_id=complete[-1].parent)
     set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments)
     return state["step"]
-
-
-def train(path, steps, max_norm=0.01):
-    """Train as one of all ranks; returns the full weights, on the CPU."""
-    device = join()
-    model = sharded_network(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    first_step = load(path, model, optimizer)
-    for step, inputs in enumerate(islice(batches(first_step), steps - first_step), first_step):
-        optimizer.zero_grad()
-        model(inputs.to(device)).square().mean().backward()
-        norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm)  # of all ranks' shards
-        optimizer.step()
-        full_norm = norm.full_tensor().item()  # a collective: every rank calls it
-        if dist.get_rank() == 0:
-            print(f"step {step}: gradient norm {full_norm:.4f}")
-        save(path, model, optimizer, step + 1)
-    return {name: shard.full_tensor().cpu() for name, shard in model.state_dict().items()}
 
 
 if __name__ == "__main__":

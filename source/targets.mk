@@ -47,7 +47,7 @@ handout: $(if $(repository),.venv/.ready,.venv/.teach) ## for teachers: labs in 
 grade: .venv/.ready ## for teachers: grade submissions, each in a sandbox: make grade in=FOLDER only=02 who=ada
 	@$(RUN) -m course_tools.grading.grade "$(or $(in),$(error say where submitted/ is: make grade in=FOLDER))" \
 		$(if $(only),--only $(only)) $(if $(who),--who "$(who)") \
-		$(if $(jobs),--jobs $(jobs)) $(if $(again),--again)
+		$(if $(jobs),--jobs $(jobs))
 
 bench: .venv/.ready ## what it costs, each figure beside a baseline (five minutes): make bench against=FOLDER
 	@$(RUN) -m course_tools.measure.bench $(if $(against),--against $(against))

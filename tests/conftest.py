@@ -133,6 +133,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Parts:
     return Parts(config, log)
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """For `make test`, don't read files of which it runs nothing: each of its workers reads all."""
+    leaves_outer_out = "not outer" in config.option.markexpr
+    path = os.path.relpath(collection_path, config.rootpath)
+    if leaves_outer_out and circles.is_wholly_outer(path):
+        return True
+    return None  # let others decide
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest leaves out what `-m` does not ask for
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what `make test` leaves to `make test-all`."""

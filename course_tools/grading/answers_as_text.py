@@ -7,11 +7,13 @@ judge; and what comes back is read as data.
 """
 
 import ast
+import functools
 import inspect
 import linecache
 import os
 import symtable
 from collections.abc import Callable, Iterator, Mapping, Set
+from types import CodeType
 from typing import Any, NamedTuple
 
 from IPython.display import display
@@ -37,34 +39,23 @@ class StandIn:
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         """Call the answer."""
-        function = self._loaded()
+        return self._loaded()(*args, **options)
+
+    def _loaded(self) -> Any:
+        """What has the name once the answer was run."""
+        self.answers.load(self.label)
+        function = self.answers.names[self.__name__]
         if function is self:
             missing = NameError(f"the answer defines no {self.__name__}")
             raise self.answers.failed.get(self.label, missing)
-        return function(*args, **options)
-
-    def _loaded(self) -> Any:
-        """What has the name once the answer was run: this stand-in still, if it defines nothing."""
-        self.answers.load(self.label)
-        return self.answers.names[self.__name__]
+        return function
 
     @property
     def __signature__(self) -> inspect.Signature:
         """The answer's own, for checks that ask which arguments it has; only in a rank."""
         if os.getpid() == self.answers.kernel_pid:
             raise AttributeError("no answer is run in the kernel")
-        function = self._loaded()
-        if function is self:
-            raise AttributeError(f"the answer defines no {self.__name__}")
-        return inspect.signature(function)
-
-
-class LastCheck(NamedTuple):
-    """What `require` asks about."""
-
-    fn: Callable | None
-    options: dict[str, Any]  # of `check`
-    outcome: Outcome
+        return inspect.signature(self._loaded())
 
 
 class Answers:
@@ -80,7 +71,7 @@ class Answers:
         self.texts: dict[str, str] = {}  # by label
         self.failed: dict[str, BaseException] = {}  # by label
         self.loaded: set[str] = set()  # labels
-        self.last_check: LastCheck | None = None
+        self.last_check: Any = None  # the function, the options of `check`, and the outcome
 
     def add(self, label: str, text: str, functions: list[str], values: list[str]) -> None:
         """Keep an answer's text, with a stand-in for every function that it has to define.
@@ -88,7 +79,7 @@ class Answers:
         Where it has to bind values, such as recordings, a process of its own works them out.
         """
         self.texts[label] = text
-        remember_lines(file_of(label), text)  # in the kernel too, which shows where an answer fails
+        remember_lines(label, text)  # in the kernel, which shows where an answer fails
         for name in functions:
             self.names[name] = StandIn(name, label, self)
         if values:
@@ -101,82 +92,71 @@ class Answers:
             raise self.failed[label]
         return {name: self.names[name] for name in names}
 
-    def load(self, label: str | None = None) -> None:
+    def load(self, label: str) -> None:
         """Run an answer's text and those that it needs, once, in a process that judges nothing.
 
-        One that ends whoever runs it does no harm to the others. Without a label, run all.
+        One that ends whoever runs it does no harm to the others.
         """
         if os.getpid() == self.kernel_pid:
             raise RuntimeError("an answer is run by ranks only, not by the kernel that judges")
-        wanted = set(self.texts)
-        if label:
-            given = {name for name, value in self.names.items() if not isinstance(value, StandIn)}
-            wanted = needed(label, self.texts, given)
+        given = {name for name, value in self.names.items() if not isinstance(value, StandIn)}
+        wanted = needed(label, self.texts, given) - self.loaded
         for known_label, text in self.texts.items():
-            if known_label not in wanted or known_label in self.loaded:
-                continue
-            self.loaded.add(known_label)
-            error = run_statements(text, file_of(known_label), self.names)
-            if error:
-                self.failed[known_label] = error
+            if known_label in wanted:
+                self.loaded.add(known_label)
+                error = run_statements(known_label, text, self.names)
+                if error:
+                    self.failed[known_label] = error
 
-    def check(self, fn: Callable | None, **options: Any) -> Outcome:
+    def check(self, fn: Callable, **options: Any) -> Outcome:
         """As `check`, and remember it for `require`."""
-        judged = _Loading(fn, self) if callable(fn) else fn
-        outcome = check(judged, **options)
-        self.last_check = LastCheck(fn, options, outcome)
+        label = inspect.unwrap(fn).label
+
+        @functools.wraps(fn, updated=())
+        def loaded(*args: Any) -> Any:
+            self.load(
+                label
+            )  # before what a lab has wrapped around the answer, which may look at it
+            return fn(*args)
+
+        outcome = check(loaded, **options)
+        self.last_check = fn, options, outcome
         return outcome
 
 
-def file_of(label: str) -> str:
-    """What stands for a file where a line of this text is told of."""
-    return f"<{label}>"
+def compiled(label: str, text: str | ast.Module) -> CodeType:
+    """A text, or a part of it, in the form that runs; a traceback calls it by its label."""
+    return compile(text, f"<{label}>", "exec", dont_inherit=True)
 
 
-def remember_lines(file: str, text: str) -> None:
+def remember_lines(label: str, text: str) -> None:
     """Let tracebacks know the lines of a text that is in no file."""
+    file = f"<{label}>"
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
 
 
-def run_statements(text: str, file: str, names: dict[str, Any]) -> BaseException | None:
+def run_statements(label: str, text: str, names: dict[str, Any]) -> BaseException | None:
     """Run a text statement by statement, past those that fail; returns what the first one raised.
 
     In a notebook a learner may try an answer out in its own cell; where ranks run it, that fails.
     """
     try:
-        statements = ast.parse(text, file).body
+        statements = ast.parse(text, f"<{label}>").body
     except (SyntaxError, ValueError, RecursionError) as error:
         return error
     first_error = None
-    future_imports = []  # they hold for all statements, each of which is compiled by itself
+    future_imports = []  # they hold for all that follows, each of which is compiled by itself
     for statement in statements:
         if isinstance(statement, ast.ImportFrom) and statement.module == "__future__":
             future_imports.append(statement)
-    for statement in statements:
-        module = ast.Module([*future_imports, statement], [])
         try:
-            exec(compile(module, file, "exec", dont_inherit=True), names)
+            exec(compiled(label, ast.Module([*future_imports, statement], [])), names)
         except BaseException as error:  # a SystemExit, too: what follows may still be right
             first_error = first_error or error
     return first_error
 
 
-class _Loading:
-    """An answer, or what a lab has wrapped around it, called in a rank where all texts have run."""
-
-    def __init__(self, fn: Callable, answers: Answers) -> None:
-        self.__wrapped__ = fn
-        self.__name__ = getattr(fn, "__name__", "answer")
-        self.answers = answers
-
-    def __call__(self, *args: Any) -> Any:
-        """Call it."""
-        answer = inspect.unwrap(self.__wrapped__)
-        self.answers.load(getattr(answer, "label", None))
-        return self.__wrapped__(*args)
-
-
-_answers: Answers | None = None  # of the notebook that is graded
+_answers: Answers  # of the notebook that is graded
 
 
 def begin(names: dict[str, Any]) -> None:
@@ -203,18 +183,13 @@ def require(**more: Any) -> None:
 
     Raises:
         CheckFailed: It has not.
-        RuntimeError: This kernel has run the answers itself.
     """
-    last_check = _answers.last_check if _answers else None
-    if last_check is None:
-        raise RuntimeError(
-            "grade in the folder that `make handout` has made: see teaching/README.md"
-        )
+    fn, options, outcome = _answers.last_check
     _answers.last_check = None  # what is required next has to be checked before
-    display(last_check.outcome)
-    last_check.outcome.require()
+    display(outcome)
+    outcome.require()
     if more:
-        outcome = _answers.check(last_check.fn, **last_check.options | more)
+        outcome = _answers.check(fn, **options | more)
         display(outcome)
         outcome.require()
     display({"text/plain": "all points"}, raw=True, metadata=PROOF)
@@ -228,9 +203,9 @@ def bound(text: str) -> tuple[list[str], list[str]]:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             functions.append(node.name)
         elif isinstance(node, ast.Assign):
-            for target in node.targets:  # such as x, and x, (y, z)
-                names = [part for part in ast.walk(target) if isinstance(part, ast.Name)]
-                values += [name.id for name in names]
+            for part in ast.walk(node):  # such as x, and x, (y, z)
+                if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store):
+                    values.append(part.id)
     return functions, values
 
 

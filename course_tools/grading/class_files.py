@@ -13,18 +13,17 @@ marks.csv has marks that a person gives, which count instead of what a check gav
 Nothing here is ever written into either file.
 """
 
-import codecs
 import csv
-import io
 import re
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from course_tools.notebooks.cells import BuildError
 
 COLUMNS = {"learner", "lab", "exercise", "points", "reason"}
+Possible = Mapping[str, Mapping[str, float]]
 
 
 class Mark(NamedTuple):
@@ -44,20 +43,17 @@ def text_of(path: Path) -> str:
         BuildError: Nobody can tell which letters its bytes are.
         OSError: It cannot be read.
     """
-    data = path.read_bytes()
-    wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     try:
-        return data.decode("utf-16" if wide else "utf-8-sig")
+        return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
+        line = error.object.count(b"\n", 0, error.start) + 1
         how = "save it as UTF-8 (a spreadsheet calls that CSV UTF-8)"
         raise BuildError(f"line {line} of {path.name} is not UTF-8: {how}") from None
 
 
 def same(name: str) -> str:
     """What names are compared by: small letters, composed, one blank between words."""
-    small = unicodedata.normalize("NFC", name).casefold()
-    return " ".join(unicodedata.normalize("NFC", small).split())
+    return " ".join(unicodedata.normalize("NFC", name.casefold()).split())
 
 
 def is_folder_name(name: str) -> bool:
@@ -109,13 +105,11 @@ def read_class(path: Path) -> Learners:
     return learners
 
 
-def read_marks(
-    path: Path, learners: Learners, possible: Mapping[str, Mapping[str, float]]
-) -> list[Mark]:
+def read_marks(path: Path, learners: Learners, possible: Possible) -> list[Mark]:
     """The marks that a person gives; without that file, none.
 
     Args:
-        path: The table, with commas, semicolons or tabs between its columns.
+        path: The table, with commas or semicolons between its columns.
         learners: Everybody who may be named.
         possible: By lab and exercise, the most points; a conclusion is an exercise here.
 
@@ -124,10 +118,9 @@ def read_marks(
     """
     if not path.exists():
         return []
-    text = text_of(path)
-    header = text.partition("\n")[0]
-    separator = max(",;\t", key=header.count)
-    table = csv.DictReader(io.StringIO(text, newline=""), delimiter=separator)
+    header, *lines = text_of(path).splitlines(keepends=True) or [""]
+    separator = ";" if ";" in header else ","
+    table = csv.DictReader([header, *lines], delimiter=separator, restval="")
     if not set(table.fieldnames or ()) >= COLUMNS:
         raise BuildError(f"{path.name} needs the columns {', '.join(sorted(COLUMNS))}")
     marks: dict[tuple[str, str, str], Mark] = {}
@@ -135,30 +128,34 @@ def read_marks(
         if not any(line.values()):
             continue
         try:
-            mark = _mark({name: (line[name] or "").strip() for name in COLUMNS}, learners, possible)
+            mark = _mark(line, learners, possible)
+            if mark[:3] in marks:
+                raise ValueError("that mark was given above")
         except ValueError as error:
             raise BuildError(f"line {table.line_num} of {path.name}: {error}") from None
-        if mark[:3] in marks:
-            raise BuildError(f"line {table.line_num} of {path.name} gives that mark a second time")
         marks[mark[:3]] = mark
     return list(marks.values())
 
 
-def _mark(
-    line: Mapping[str, str], learners: Learners, possible: Mapping[str, Mapping[str, float]]
-) -> Mark:
+def _mark(line: Mapping[str, str], learners: Learners, possible: Possible) -> Mark:
     student = learners.known(line["learner"])
     if student is None:
         raise ValueError(f"nobody is called {line['learner']!r}")
-    number = line["lab"].removeprefix("lab").strip(" _")[:2].zfill(2)
-    lab = next((slug for slug in possible if slug.startswith(f"{number}_")), None)
-    if lab is None:
+    slugs = called(line["lab"], possible)
+    if len(slugs) != 1:
         raise ValueError(f"there is no lab {line['lab']!r}")
-    exercise = line["exercise"]
-    if exercise not in possible[lab]:
-        known = ", ".join(possible[lab])
-        raise ValueError(f"lab {number} has no {exercise!r}; it has {known}")
+    exercise = line["exercise"].strip()
+    points_of = possible[slugs[0]]
+    if exercise not in points_of:
+        raise ValueError(f"{slugs[0]} has no {exercise!r}; it has {', '.join(points_of)}")
     points = float(line["points"].replace(",", "."))
-    if not 0 <= points <= possible[lab][exercise]:
-        raise ValueError(f"{exercise} is worth 0 to {possible[lab][exercise]:g}, not {points:g}")
-    return Mark(student, lab, exercise, points, line["reason"])
+    if not 0 <= points <= points_of[exercise]:
+        raise ValueError(f"{exercise} is worth 0 to {points_of[exercise]:g}, not {points:g}")
+    return Mark(student, slugs[0], exercise, points, line["reason"])
+
+
+def called(name: str, slugs: Iterable[str]) -> list[str]:
+    """The labs of a name or number, such as 3, "lab 03" or 03_collective_primitives."""
+    name = name.casefold().removeprefix("lab").strip(" _")
+    beginning = f"{name:0>2}_" if name.isdigit() else name
+    return [slug for slug in slugs if slug.startswith(beginning)]

@@ -14,15 +14,12 @@ only the text of the answers' cells is used. Nobody but the owner can look into 
 import argparse
 import contextlib
 import hashlib
-import io
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
@@ -30,8 +27,8 @@ from typing import Any, NamedTuple
 
 from course_tools import PACKAGES
 from course_tools.grading import class_files, export, handout, learner_cells, sandbox, submissions
-from course_tools.grading.learner_cells import Written, to_judge
-from course_tools.learner import copies
+from course_tools.grading.learner_cells import BY_HAND, LabCell
+from course_tools.grading.submissions import Copy
 from course_tools.notebooks import build
 from course_tools.notebooks.cells import BuildError, read_percent
 
@@ -44,33 +41,15 @@ SENTENCE = """\
 This system lets nobody make a sandbox ({}). So answers run as you, on your machine: with limits on
 memory and time, but they could reach your files and the network. Grade what you would run yourself.
 """
-UNDONE = """\
-Not graded: {}. The process that judges failed meanwhile; what it said stands above. Run the same
-command again.
-"""
 
 
 class Lab(NamedTuple):
-    """What the teacher's notebook says: cells for the judge, and how to find answers."""
+    """What the teacher's notebook says."""
 
     slug: str
-    cells: list[dict[str, Any]]
-    points: dict[str, float]  # by check
-    by_hand: dict[str, float]  # points that a person gives, by exercise
-    prose: str  # the id of the cell that a person reads
-
-    def possible(self) -> dict[str, float]:
-        """The points of each exercise, and of what a person reads."""
-        points = {export.exercise(check): most for check, most in self.points.items()}
-        return points | self.by_hand
-
-
-class Work(NamedTuple):
-    """One lab of one learner."""
-
-    who: str
-    lab: Lab
-    notebook: Path
+    cells: list[LabCell]
+    points: dict[str, float]  # that a check gives, by exercise
+    by_hand: dict[str, float]  # that a person gives
 
 
 def lab(target: build.Target) -> Lab:
@@ -78,33 +57,17 @@ def lab(target: build.Target) -> Lab:
     text = target.source.read_text(encoding="utf-8")
     teachers = handout.graded(read_percent(text))
     learners = read_percent(text, cut=True)
-    cells: list[dict[str, Any]] = []
-    points: dict[str, float] = {}
-    by_hand: dict[str, float] = {}
-    prose = ""
+    lab = Lab(target.built.stem, [], {}, {})
     for cell, stub in zip(teachers.cells, learners.cells, strict=True):
         metadata = cell.metadata.get("nbgrader")
         if cell.cell_type == "code":
-            cells.append(learner_cells.for_the_judge(cell, stub.id))
+            lab.cells.append(learner_cells.for_the_judge(cell, stub.id))
             if metadata.grade:
-                points[metadata.grade_id] = float(metadata.points)
+                exercise = metadata.grade_id.removeprefix("check-")
+                lab.points[exercise] = float(metadata.points)
         elif metadata:
-            by_hand[metadata.grade_id] = float(metadata.points)
-            prose = stub.id
-    return Lab(target.built.stem, cells, points, by_hand, prose)
-
-
-def prose_of(path: Path, lab: Lab) -> str:
-    """What a person is to read in a notebook: the cell of that id or of that tag."""
-    for cell in learner_cells.read(path).get("cells", []):
-        has_tag = handout.BY_HAND in str(cell.get("metadata"))
-        if has_tag or cell.get("id") == lab.prose:
-            return "".join(map(str, cell.get("source", "")))
-    return ""
-
-
-class JudgeFailed(RuntimeError):
-    """The judge's own process has failed, which is no word about a submission."""
+            lab.by_hand[metadata.grade_id] = float(metadata.points)
+    return lab
 
 
 class Judge:
@@ -112,9 +75,13 @@ class Judge:
 
     def __init__(self, contained: bool, slot: int) -> None:
         self.slot = slot
-        command = [sys.executable, "-s", "-m", "course_tools.grading.judge"]
+        self.command = [sys.executable, "-s", "-m", "course_tools.grading.judge"]
         if not contained:
-            command.append("--bare")
+            self.command.append("--bare")
+        self.start()
+
+    def start(self) -> None:
+        """Begin, or begin anew."""
         environment = {
             "PATH": os.environ.get("PATH", ""),
             "LANG": "C.UTF-8",
@@ -125,151 +92,139 @@ class Judge:
             "MPLBACKEND": "agg",
         }
         self.process = subprocess.Popen(
-            command, env=environment, cwd="/", text=True,
+            self.command, env=environment, cwd="/", text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
         )  # fmt: skip
 
-    def run(self, cells: list[dict[str, Any]], **limits: Any) -> tuple[str, list[dict[str, Any]]]:
-        """How it ended, and the verdicts; limits are those of `sandbox.Limits`."""
-        with tempfile.TemporaryDirectory() as folder:
-            job, verdicts = Path(folder, "job"), Path(folder, "verdicts")
-            job.write_text(json.dumps(cells))
-            verdicts.touch()
-            request = {
-                "job": str(job),
-                "verdicts": str(verdicts),
-                "slot": self.slot,
-                "limits": limits,
-            }
-            with contextlib.suppress(BrokenPipeError):  # then nothing comes back
-                print(json.dumps(request), file=self.process.stdin, flush=True)
-            end = (self.process.stdout or io.StringIO()).readline().strip()
-            if not end:
-                raise JudgeFailed
-            return end, [json.loads(line) for line in verdicts.read_text().splitlines()]
+    def run(self, cells: list[LabCell], **limits: Any) -> tuple[str, list[dict[str, Any]]]:
+        """How it ended, and the verdicts; limits are those of `sandbox.Limits`.
+
+        Raises:
+            ChildProcessError: The server itself has failed, twice.
+        """
+        for _attempt in (1, 2):
+            with tempfile.TemporaryDirectory() as folder:
+                job, verdicts = Path(folder, "job"), Path(folder, "verdicts")
+                job.write_text(json.dumps(cells))
+                verdicts.touch()
+                request = {
+                    "job": str(job),
+                    "verdicts": str(verdicts),
+                    "slot": self.slot,
+                    "limits": limits,
+                }
+                with contextlib.suppress(BrokenPipeError):  # then nothing comes back
+                    print(json.dumps(request), file=self.process.stdin, flush=True)
+                end = self.process.stdout.readline().strip()
+                if end:
+                    return end, [json.loads(line) for line in verdicts.read_text().splitlines()]
+                self.close()
+                self.start()
+        raise ChildProcessError("the process that judges has failed; what it said stands above")
 
     def close(self) -> None:
         """End the server."""
-        if self.process.stdin:
-            with contextlib.suppress(BrokenPipeError):
-                self.process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
         self.process.wait()
 
 
-def judged(judge: Judge, lab: Lab, learners: Written, **limits: Any) -> dict[str, Any]:
-    """What each check says of a submission.
+def judged(judge: Judge, lab: Lab, cells: list[LabCell], **limits: Any) -> dict[str, Any]:
+    """What each check says of a submission, by exercise.
 
-    Where an answer ends even the judge, it is left out and what it kept from being judged is
-    judged again. So it costs its own points and no others.
+    Where an answer ends even the judge, the lab's own stub takes its place, and what it kept from
+    being judged is judged again. So it costs its own points and no others.
+
+    Args:
+        judge: Whom to ask.
+        lab: The lab.
+        cells: Its cells with the learner's answers in them.
+        limits: Those of `sandbox.Limits`.
     """
-    answers = dict(learners.answers)
+    stubs = {cell["name"]: cell for cell in lab.cells}
+    wanted = {cell["name"]: cell for cell in cells}
     verdicts: dict[str, dict[str, Any]] = {}
-    for _ in range(2 * len(lab.cells)):
-        submission = learners._replace(answers=answers)
-        cells = [cell for cell in to_judge(lab.cells, submission) if cell["name"] not in verdicts]
-        end, lines = judge.run(cells, **limits)
+    while True:
+        end, lines = judge.run(list(wanted.values()), **limits)
         last_begun = ""
         for line in lines:
+            last_begun = line.get("begins", last_begun)
             if "check" in line:
                 verdicts[line["check"]] = line
-            last_begun = line.get("begins", last_begun)
-        if end == "done":
+                del wanted[line["check"]]
+        if end == "done" or last_begun not in wanted:
             break
-        if last_begun in answers:
-            del answers[last_begun]
-        elif last_begun in lab.points and last_begun not in verdicts:
-            verdicts[last_begun] = {"passed": False, "text": WHY[end]}
+        if wanted[last_begun]["kind"] == "answer" and last_begun in stubs:
+            wanted[last_begun] = stubs.pop(last_begun)
         else:
-            break
+            verdicts[last_begun] = {"passed": False, "text": WHY[end]}
+            del wanted[last_begun]
     missing = {"passed": False, "text": "the judge never came to it"}
-    return {name: verdicts.get(name, missing) for name in lab.points}
+    return {exercise: verdicts.get(f"check-{exercise}", missing) for exercise in lab.points}
 
 
-def grade(judge: Judge, work: Work, folder: Path, again: bool) -> str:
-    """Grade a lab of a learner, and write down what was found; returns a line about it."""
+def grade(judge: Judge, lab: Lab, copy: Copy, graded: Path, again: bool) -> str:
+    """Grade a learner's copy, and write down what was found; returns a line about it."""
     begun = time.monotonic()
-    path = folder / "graded" / work.who / f"{work.lab.slug}.json"
-    learners = learner_cells.written(work.notebook, work.lab.cells)
-    _write_texts(work, learners.answers, folder / "graded")
-    judged_text = json.dumps([learners, work.lab.cells], sort_keys=True)
-    digest = hashlib.sha256(judged_text.encode()).hexdigest()
+    path = graded / copy.student / f"{lab.slug}.json"
+    # MOSS and JPlag compare Python files.
+    python = graded / "answers" / lab.slug / f"{copy.student}.py"
+    for file in (path, python):
+        file.parent.mkdir(parents=True, exist_ok=True)
+    python.write_text("\n\n".join(copy.written.answers.values()), encoding="utf-8")
+    if lab.by_hand:
+        path.with_name(f"{lab.slug}_{BY_HAND}.md").write_text(copy.prose, encoding="utf-8")
+    cells = copy.written.cells
+    digest = hashlib.sha256(json.dumps(cells, sort_keys=True).encode()).hexdigest()
     if not again and path.exists() and json.loads(path.read_text())["digest"] == digest:
         return ""
-    verdicts = judged(judge, work.lab, learners)
-    points = _write_verdicts(path, digest, work.lab, verdicts)
-    sums = f"{points:g} of {sum(work.lab.points.values()):g}"
-    seconds = time.monotonic() - begun
-    return f"{work.who} {work.lab.slug}: {sums} in {seconds:.1f} s"
-
-
-def _write_verdicts(
-    path: Path, digest: str, lab: Lab, verdicts: dict[str, dict[str, Any]]
-) -> float:
-    """Write what was found, for the tables as JSON and for a person as text; returns the points."""
     points = {}
-    texts = {}
+    messages = {}
     paragraphs = []
-    for check, most in lab.points.items():
-        verdict = verdicts[check]
-        points[check] = most if verdict["passed"] else 0.0
-        texts[check] = verdict["text"]
-        headline = f"{export.exercise(check)}: {points[check]:g} of {most:g}"
-        paragraphs.append(f"{headline}\n{texts[check]}\n")
-    result = {
-        "digest": digest,
-        "points": points,
-        "of": lab.points,
-        "by_hand": lab.by_hand,
-        "said": texts,
-    }
+    for exercise, verdict in judged(judge, lab, cells).items():
+        most = lab.points[exercise]
+        points[exercise] = most if verdict["passed"] else 0.0
+        messages[exercise] = verdict["text"]
+        paragraphs.append(f"{exercise}: {points[exercise]:g} of {most:g}\n{verdict['text']}\n")
+    result = {"digest": digest, "points": points, "said": messages}
     path.write_text(json.dumps(result, indent=1))
     path.with_suffix(".txt").write_text("\n".join(paragraphs))
-    return sum(points.values())
-
-
-def _write_texts(work: Work, answers: dict[str, str], graded: Path) -> None:
-    """What a person reads, and what other programs compare: MOSS and JPlag take Python files."""
-    python = graded / "answers" / work.lab.slug / f"{work.who}.py"
-    prose = graded / work.who / f"{work.lab.slug}_{handout.BY_HAND}.md"
-    for path in (python, prose):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    python.write_text("\n\n".join(answers.values()), encoding="utf-8")
-    if work.lab.prose:
-        prose.write_text(prose_of(work.notebook, work.lab), encoding="utf-8")
+    sums = f"{sum(points.values()):g} of {sum(lab.points.values()):g}"
+    return f"{copy.student} {lab.slug}: {sums} in {time.monotonic() - begun:.1f} s"
 
 
 def grade_all(
-    works: list[Work], folder: Path, again: bool, jobs: int, contained: bool
-) -> tuple[int, list[str]]:
-    """Grade side by side; returns how many were new, and which could not be graded."""
-    judges = [Judge(contained, slot) for slot in range(min(jobs, len(works)))]
-    idle: SimpleQueue[Judge] = SimpleQueue()
-    undone: list[str] = []
-    for judge in judges:
-        idle.put(judge)
+    copies: list[Copy], labs: dict[str, Lab], graded: Path, again: bool, jobs: int
+) -> None:
+    """Grade side by side, and say how it went."""
+    why = sandbox.refused()
+    if why:
+        print(SENTENCE.format(why), file=sys.stderr)
+    begun = time.monotonic()
+    judges: SimpleQueue[Judge] = SimpleQueue()
+    jobs = min(jobs, len(copies))
+    for slot in range(jobs):
+        judges.put(Judge(not why, slot))
 
-    def with_a_judge(work: Work) -> bool:
+    def grade_one(copy: Copy) -> bool:
         """Whether it was new."""
-        judge, line = idle.get(), ""
+        judge = judges.get()
         try:
-            line = grade(judge, work, folder, again)
-        except JudgeFailed:  # the others are graded all the same
-            undone.append(f"{work.who} {work.lab.slug}")
-            judge.close()
-            judge = Judge(contained, judge.slot)
-            judges.append(judge)
+            line = grade(judge, labs[copy.lab], copy, graded, again)
         finally:
-            idle.put(judge)
+            judges.put(judge)
         if line:
             print(line, flush=True)
         return bool(line)
 
     try:
         with ThreadPoolExecutor(jobs) as pool:
-            return sum(pool.map(with_a_judge, works)), undone
+            new = sum(pool.map(grade_one, copies))
     finally:
-        for judge in judges:
-            judge.close()
+        for _ in range(jobs):
+            judges.get().close()
+    seconds = time.monotonic() - begun
+    print(f"{new} of {len(copies)} graded in {seconds:.0f} s; the rest is as it was.")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -278,98 +233,50 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("folder", type=Path, help="where submitted/ is")
     parser.add_argument("--only", nargs="*", default=[], help="labs, such as 2; all if none")
     parser.add_argument("--who", help="one learner, who is graded again")
-    parser.add_argument("--again", action="store_true", help="grade also what has not changed")
     parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 1) // 3))
     parser.add_argument("--root", type=Path, default=build.ROOT, help="the project's folder")
     args = parser.parse_args(argv)
-    args.folder = args.folder.expanduser()
+    folder = args.folder.expanduser().resolve()
     try:
-        with handout.private(args.folder):
-            return grade_folder(args)
+        with handout.private(folder):
+            grade_folder(folder, args)
     except (BuildError, OSError) as error:
-        print(f"nothing graded: {error}", file=sys.stderr)
+        print(f"not graded: {error}", file=sys.stderr)
         return 1
+    return 0
 
 
-def grade_folder(args: argparse.Namespace) -> int:
-    """Do what the command line asks; returns the exit status.
+def grade_folder(folder: Path, args: argparse.Namespace) -> None:
+    """Do what the command line asks.
 
     Raises:
         BuildError: Something is wrong with the folder; nothing has been graded.
     """
-    folder, root = args.folder.resolve(), args.root.resolve()
+    root = args.root.resolve()
     chosen = [target.built.stem for target in handout.labs_of(root, args.only)]
     labs = {target.built.stem: lab(target) for target in handout.labs_of(root)}
     learners = class_files.read_class(folder / "class.txt")
-    rows = handed_in(folder, root, learners, labs)
-    possible = {slug: known.possible() for slug, known in labs.items()}
+    cells = {slug: of_slug.cells for slug, of_slug in labs.items()}
+    rows, copies = submissions.collect(folder / "submitted", learners, cells)
+    possible = {slug: of_slug.points | of_slug.by_hand for slug, of_slug in labs.items()}
     marks = class_files.read_marks(folder / "marks.csv", learners, possible)
-    works = []
-    for row in rows:
-        is_wanted = row.lab in chosen and args.who in (None, row.student)
-        if row.what == submissions.GRADED and is_wanted:
-            works.append(Work(row.student, labs[row.lab], folder / "submitted" / row.file))
+    wanted = []
+    for copy in sorted(copies):
+        if copy.lab in chosen and args.who in (None, copy.student):
+            wanted.append(copy)
+    if not wanted:
+        whose = f" of {args.who}" if args.who else ""
+        where = f"put each learner's notebooks into {folder}/submitted/NAME/"
+        raise BuildError(f"there is nothing{whose} to grade: {where}")
     begun_labs = {row.lab for row in rows if row.lab}
     rows += submissions.missing(rows, learners, chosen if args.only else sorted(begun_labs))
-    if not works:
-        whose = f" of {args.who}" if args.who else ""
-        raise BuildError(f"there is nothing{whose} in {folder / 'submitted'}")
-    undone = grade_works(works, folder, args)
-    export.write(folder / "graded", rows, marks, learners.all())
-    print(f"{folder / 'graded'}: grades.csv, submissions.csv, statistics.csv")
-    print(*strays(rows), sep="\n", file=sys.stderr)
-    if undone:
-        print(UNDONE.format(", ".join(undone)), file=sys.stderr)
-    return 1 if undone else 0
-
-
-def handed_in(
-    folder: Path, root: Path, learners: class_files.Learners, labs: dict[str, Lab]
-) -> list[submissions.Row]:
-    """What learners have handed in, and what becomes of each file."""
-
-    def find(path: Path, slug: str) -> Written:
-        return learner_cells.written(path, labs[slug].cells)
-
-    of_the_course = {path.name for path in (root / "notebooks").rglob("*")}
-    known = of_the_course | {copies.MY_MAP}
-    return submissions.collect(submitted(folder), learners, list(labs), find=find, known=known)
-
-
-def grade_works(works: list[Work], folder: Path, args: argparse.Namespace) -> list[str]:
-    """Grade what is new, and say how it went; returns what could not be graded."""
-    why = sandbox.refused()
-    if why:
-        print(SENTENCE.format(why), file=sys.stderr)
-    begun = time.monotonic()
-    again = args.again or bool(args.who)
-    new, undone = grade_all(works, folder, again, args.jobs, contained=not why)
-    seconds = time.monotonic() - begun
-    print(f"{new} of {len(works)} graded in {seconds:.0f} s; the rest is as it was.")
-    return undone
-
-
-def submitted(folder: Path) -> Path:
-    """Where learners' files are.
-
-    Raises:
-        BuildError: There are none.
-    """
-    path = folder / "submitted"
-    if not path.is_dir() or not any(path.iterdir()):
-        raise BuildError(f"put each learner's notebooks into {path}/NAME/")
-    return path
-
-
-def strays(rows: list[submissions.Row]) -> Iterator[str]:
-    """What a teacher has to look at: what is not graded, and how much is missing or ignored."""
-    counted = Counter(row.what for row in rows)
+    graded = folder / "graded"
+    grade_all(wanted, labs, graded, bool(args.who), args.jobs)
+    export.write(graded, rows, marks, learners.all(), possible)
+    print(f"{graded}: grades.csv, submissions.csv, statistics.csv")
     for row in rows:
         if row.what == submissions.NOT_GRADED:
-            yield f"{row.student}: {row.file} is NOT GRADED: {row.why}"
-    for what in (submissions.IGNORED, submissions.MISSING):
-        if counted[what]:
-            yield f"{counted[what]} {what}: submissions.csv says which and why"
+            print(f"{row.student}: {row.file} is NOT GRADED: {row.why}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ what an assistant may tell of an exercise. Two tags of a check's cell count:
 """
 
 import argparse
-import ast
 import contextlib
 import os
 import re
@@ -27,6 +26,8 @@ import nbformat
 from nbformat import NotebookNode
 
 from course_tools.grading.answers_as_text import bound
+from course_tools.grading.class_files import called
+from course_tools.grading.learner_cells import BY_HAND
 from course_tools.learner.copies import ADVICE
 from course_tools.notebooks import build
 from course_tools.notebooks.cells import BuildError
@@ -37,7 +38,8 @@ from course_tools.grading.answers_as_text import require
 
 require({more})
 ### END HIDDEN TESTS"""
-# What learners need of the course; notebooks/ has the answers to no graded exercise.
+# What learners need of the course; notebooks/ has the answers to no graded exercise. Of the tests
+# those of the library, with their helpers: `make quick` says whether it works here.
 LEARNERS = (
     "course_utils", "course_material", "course_checks", "course_cluster", "course_challenge",
     "course_lessons", "course_lint", "course_museum", "course_testing", "course_tools",
@@ -46,27 +48,22 @@ LEARNERS = (
     "pyproject.toml", "constraints.txt",
     "environment.yml", ".gitignore", "source/articles.toml", "source/devices.toml", "source/zh",
     "source/pictures",
+    "tests/devices", "tests/hang", "tests/launcher", "tests/network", "tests/pictures",
+    "tests/record", "tests/root", "tests/conftest.py", "tests/helpers/startup",
+    "tests/helpers/census.py", "tests/helpers/circles.py", "tests/helpers/deadline.py",
+    "tests/helpers/faults.py", "tests/helpers/faults_around.py", "tests/helpers/faults_kernel.py",
+    "tests/helpers/forks.py", "tests/helpers/hangs.py", "tests/helpers/kernels.py",
+    "tests/helpers/leavings.py", "tests/helpers/mnist_files.py", "tests/helpers/queues.py",
+    "tests/helpers/pretended_driver.c", "tests/helpers/recordings.py", "tests/helpers/spent.py",
+    "tests/helpers/stalls.py", "tests/helpers/warm_kernels.py",
 )  # fmt: skip
-# Of the tests those of the library, with their helpers: `make quick` says whether it works here.
-TESTS = ("devices", "hang", "launcher", "network", "pictures", "record", "root", "conftest.py")
-HELPERS = (
-    "census", "circles", "deadline", "faults", "faults_around", "faults_kernel", "forks", "hangs",
-    "kernels", "leavings", "mnist_files", "queues", "recordings", "spent", "stalls", "warm_kernels",
-)  # fmt: skip
-MORE_HELPERS = "pretended_driver.c", "startup"
 # What documents, English and Chinese, say of files and commands that learners do not have.
-WITHHELD = (
-    r"(?m)^    make test .*\n",
-    r" The answers are in `solutions/`\.",
-    r"(?m)^- .*\]\(teaching/.*\n",
-    r"(?m)^\| .*`make gpu`.*\n",
-    r"[^.。]*\]\(teaching/install\.md\)[^.。]*[.。]",
-    r"(?m)[^.。\n]*\[CONTRIBUTING\.md\]\(.*\]\(CHANGELOG\.md\)[^.。\n]*[.。]",
+FOR_TEACHERS = re.compile(
+    r"make (test|gpu)\b|in `solutions/`|\]\((\.\./)*(teaching|docs|articles|CONTRIBUTING|CHANGELOG)"
 )
-LOCAL_LINK = re.compile(r"\[(?P<words>[^]]+)\]\((?P<target>(?!https?:|#)[^)#]+)[^)]*\)")
-BY_HAND = "conclusion"  # the tag of a cell of prose
+# A row of a table, an item, a line of code, or a sentence.
+PIECE = re.compile(r"^(?:\||- | {4})[^\n]*\n|[^\n]\S*.*?(?:\.(?=\s)|。|(?=\n\n|\Z))", re.M | re.S)
 LEFT = "__pycache__", ".ipynb_checkpoints", "zh"  # what is built in Chinese is built anew
-AFTERWARDS = "teaching/README.md says what to do there"
 CONFIG = """\
 # Written by course_tools.grading.handout. Add what else nbgrader shall know below.
 import pathlib
@@ -77,26 +74,15 @@ configure(get_config(), pathlib.Path(__file__).resolve().parent)
 """
 
 
-def checked(text: str) -> str | None:
-    """The name of the answer that a cell checks in its last line, or None."""
-    statements = ast.parse(text).body
-    if not statements or not isinstance(statements[-1], ast.Expr):
-        return None
-    call = statements[-1].value
-    while isinstance(call, ast.Call) and call.args:
-        if isinstance(call.func, ast.Name) and call.func.id == "check":
-            return _answer_name(call.args[0])
-        call = call.func
-    return None
-
-
-def _answer_name(node: ast.expr) -> str:
-    """The answer in `check(answer)` and in `check(saving(answer))`."""
-    while isinstance(node, ast.Call) and node.args:
-        node = node.args[0]
-    if not isinstance(node, ast.Name):
-        raise BuildError(f"check is given {ast.unparse(node)}, which has no name to grade it by")
-    return node.id
+def checked(text: str) -> str:
+    """The name of the answer that a cell checks, as `check(answer)` or `check(saving(answer))`."""
+    call = re.search(r"^check\(\s*(?P<given>[^,)]*)", text, re.MULTILINE)
+    if call is None:
+        return ""
+    name = call["given"].split("(")[-1]
+    if not name.isidentifier():
+        raise BuildError(f"check is given {call['given']}, which has no name to grade it by")
+    return name
 
 
 def graded(notebook: NotebookNode) -> NotebookNode:
@@ -108,72 +94,55 @@ def graded(notebook: NotebookNode) -> NotebookNode:
     grade_ids = set()
     for cell in notebook.cells:
         tags = cell.metadata.get("tags", [])
+        points = _numbers("points", tags)
         if cell.cell_type != "code":
             if BY_HAND in tags:
-                cell.metadata.nbgrader = _metadata_by_hand(tags)
+                cell.metadata.nbgrader = _metadata(BY_HAND, solution=True, points=sum(points))
             continue
         cell.metadata.pop("tags", None)
-        cell.metadata.nbgrader = _metadata_of_code(cell, tags)
+        name = checked(cell.source)
+        if "### BEGIN SOLUTION" in cell.source:
+            functions, values = bound(cell.source)
+            first_name = (values or functions)[0]
+            cell.metadata.nbgrader = _metadata(f"answer-{first_name}", solution=True)
+        elif name:
+            cell.metadata.nbgrader = _metadata(f"check-{name}", points=sum(points or [1]))
+            sizes = tuple(_numbers("hidden", tags))
+            cell.source += HIDDEN.format(more=f"world_sizes={sizes}" if sizes else "")
+        elif points:
+            where = f"belongs to the cell with the check, not to\n{cell.source}"
+            raise BuildError(f"points-{points[0]} {where}")
+        else:
+            cell.metadata.nbgrader = _metadata(f"cell-{cell.id}")
         grade_id = cell.metadata.nbgrader["grade_id"]
         if grade_id in grade_ids:
             raise BuildError(f"there are two cells {grade_id}")
         grade_ids.add(grade_id)
-        if cell.metadata.nbgrader["grade"]:
-            sizes = tuple(_numbers("hidden", tags))
-            more = f"world_sizes={sizes}" if sizes else ""
-            cell.source += HIDDEN.format(more=more)
     return notebook
 
 
-def _metadata_by_hand(tags: list[str]) -> dict[str, Any]:
-    """nbgrader's metadata of prose that a person marks: it is both graded and an answer."""
-    points = _numbers("points", tags) or [0]
-    return {
-        "schema_version": 3,
-        "grade_id": BY_HAND,
-        "grade": True,
-        "solution": True,
-        "locked": False,
-        "task": False,
-        "points": points[0],
-    }
-
-
-def _metadata_of_code(cell: NotebookNode, tags: list[str]) -> dict[str, Any]:
-    """nbgrader's metadata of a code cell: an answer, a check, or one that nobody changes."""
+def _metadata(grade_id: str, solution: bool = False, points: int | None = None) -> dict[str, Any]:
+    """nbgrader's metadata of a cell: an answer, what has points, both, or one nobody changes."""
     metadata = {
         "schema_version": 3,
-        "grade_id": f"cell-{cell.id}",
-        "grade": False,
-        "solution": False,
-        "locked": True,
+        "grade_id": grade_id,
+        "grade": points is not None,
+        "solution": solution,
+        "locked": not solution,
         "task": False,
     }
-    points = _numbers("points", tags)
-    checked_name = checked(cell.source)
-    if "### BEGIN SOLUTION" in cell.source:
-        functions, values = bound(cell.source)
-        names = values or functions
-        metadata["grade_id"] = f"answer-{names[0]}"
-        metadata["solution"] = True
-        metadata["locked"] = False
-    elif checked_name:
-        metadata["grade_id"] = f"check-{checked_name}"
-        metadata["grade"] = True
-        metadata["points"] = points[0] if points else 1
-    elif points:
-        where = f"belongs to the cell with the check, not to\n{cell.source}"
-        raise BuildError(f"points-{points[0]} {where}")
+    if points is not None:
+        metadata["points"] = points
     return metadata
 
 
 def _numbers(kind: str, tags: list[str]) -> list[int]:
     """Those of the tag `kind-1-2-3`."""
-    numbers = []
     for tag in tags:
-        if re.fullmatch(rf"{kind}(-\d+)+", tag):
-            numbers += [int(number) for number in tag.split("-")[1:]]
-    return numbers
+        name, *numbers = tag.split("-")
+        if name == kind:
+            return [int(number) for number in numbers]
+    return []
 
 
 def labs_of(root: Path, names: Sequence[str] = ()) -> list[build.Target]:
@@ -182,17 +151,17 @@ def labs_of(root: Path, names: Sequence[str] = ()) -> list[build.Target]:
     Raises:
         BuildError: There is no such lab.
     """
-    labs = [lab for lab in build.targets(root) if lab.built.parent.name == "solutions"]
+    labs = {}
+    for target in build.targets(root):
+        if target.built.parent.name == "solutions":
+            labs[target.built.stem] = target
     chosen = []
     for name in names:
-        number = name.removeprefix("lab_")
-        begin = f"{number.zfill(2)}_" if number.isdigit() else number
-        of_that_name = [lab for lab in labs if lab.built.stem.startswith(begin)]
-        if not of_that_name:
-            known = ", ".join(lab.built.stem for lab in labs)
-            raise BuildError(f"no lab is called {name}; there are: {known}")
-        chosen += of_that_name
-    return chosen or labs
+        slugs = called(name, labs)
+        if not slugs:
+            raise BuildError(f"no lab is called {name}; there are: {', '.join(labs)}")
+        chosen += [labs[slug] for slug in slugs]
+    return chosen or list(labs.values())
 
 
 def hand_out(folder: Path, names: list[str], root: Path) -> list[str]:
@@ -226,14 +195,11 @@ def private(folder: Path) -> Iterator[None]:
         os.umask(before)
 
 
-def withheld(root: Path, folder: Path) -> list[str]:
-    """Copy what learners need of the course, and no solutions; returns what it is."""
-    names = [*LEARNERS, *(f"tests/{name}" for name in TESTS)]
-    names += [f"tests/helpers/{name}.py" for name in HELPERS]
-    names += [f"tests/helpers/{name}" for name in MORE_HELPERS]
+def withheld(root: Path, folder: Path) -> None:
+    """Copy what learners need of the course, and no solutions."""
     if folder.exists():
         raise BuildError(f"{folder} is there already: name a folder that is not")
-    for name in names:
+    for name in LEARNERS:
         path, copy = root / name, folder / name
         copy.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():
@@ -242,23 +208,15 @@ def withheld(root: Path, folder: Path) -> list[str]:
             shutil.copy(path, copy)
     shutil.copy(ADVICE, folder)
     for path in folder.rglob("*.md"):
-        path.write_text(_for_learners(path.read_text(encoding="utf-8"), path), encoding="utf-8")
+        text = PIECE.sub(_for_learners, path.read_text(encoding="utf-8"))
+        path.write_text(text, encoding="utf-8")
     for path in (folder, *folder.rglob("*")):  # others are to read it, whatever the umask is
         runs = path.is_dir() or path.stat().st_mode & 0o100
         path.chmod(0o755 if runs else 0o644)
-    return ["the course without its solutions"]
 
 
-def _for_learners(text: str, path: Path) -> str:
-    """A document without what learners do not have, and without links to it."""
-    for words in WITHHELD:
-        text = re.sub(words, "", text)
-
-    def without_dead_link(link: re.Match[str]) -> str:
-        target = path.parent / link["target"]
-        return link[0] if target.exists() else link["words"]
-
-    return LOCAL_LINK.sub(without_dead_link, text)
+def _for_learners(piece: re.Match[str]) -> str:
+    return "" if FOR_TEACHERS.search(piece[0]) else piece[0]
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -272,15 +230,15 @@ def main(argv: list[str] | None = None) -> int:
     to, root = args.to.expanduser().resolve(), args.root.resolve()
     try:
         if args.repository:
-            labs = withheld(root, to)
+            withheld(root, to)
+            print(f"{args.to}: the course without its solutions; learners run `make lab` there.")
         else:
             with private(to):
                 labs = hand_out(to, args.names, root)
+            print(f"{args.to}: {', '.join(labs)}; teaching/README.md says what to do there.")
     except (BuildError, OSError) as error:
         print(f"nothing handed out: {error}", file=sys.stderr)
         return 1
-    then = "learners run `make lab` there" if args.repository else AFTERWARDS
-    print(f"{args.to}: {', '.join(labs)}; {then}.")
     return 0
 
 

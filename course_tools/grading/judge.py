@@ -10,6 +10,7 @@ answers' processes have neither the file for verdicts nor a way into its memory.
 """
 
 import contextlib
+import functools
 import gc
 import importlib
 import json
@@ -22,6 +23,8 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+import psutil
 
 from course_checks.outcome import CheckFailed, Outcome
 from course_tools import PACKAGES, ROOT
@@ -51,17 +54,16 @@ def serve(contained: bool) -> None:
         importlib.import_module(name)
     gc.collect()
     gc.freeze()
-    readable = [Path(sys.prefix), Path(sys.base_prefix)]
+    readable = [Path(sys.prefix), Path(sys.base_prefix), ROOT / "notebooks"]
     readable += [PACKAGES / name for name in COURSE]
-    readable.append(ROOT / "notebooks")
     for line in sys.stdin:
         request = json.loads(line)
         job = os.open(request["job"], os.O_RDONLY)
         verdicts = os.open(request["verdicts"], os.O_WRONLY | os.O_APPEND)
         limits = sandbox.Limits(**request["limits"])
-        judging = inside(job, verdicts, contained)
+        judging = functools.partial(judge_inside, job, verdicts, contained)
         if contained:
-            keeper = sandbox.fork_inside(judging, readable, request["slot"], limits, WITHHELD)
+            keeper = sandbox.fork_inside(judging, readable, WITHHELD, limits, request["slot"])
         else:
             keeper = sandbox.bare(judging, limits)
         end = watched(keeper, verdicts, limits)
@@ -70,46 +72,29 @@ def serve(contained: bool) -> None:
         print(end, flush=True)
 
 
-def inside(job: int, verdicts: int, contained: bool) -> Callable[[], None]:
-    """What is done in the sandbox: judge, and let nobody else have what it is done with."""
+def judge_inside(job: int, verdicts: int, contained: bool) -> None:
+    """In the sandbox: judge, and let nobody else have what it is done with."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with os.fdopen(job) as file:
+        cells = json.load(file)
+    keep_only(verdicts)
+    withhold_from_children(verdicts)
+    if contained:
+        sandbox.LIBC.prctl(sandbox.SET_DUMPABLE, 0, 0, 0, 0)  # nobody looks into its memory
 
-    def judging() -> None:
-        keep_only(job, verdicts)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        cells = json.loads(read_all(job))
-        os.close(job)
-        withhold_from_children(verdicts)
-        if contained:
-            sandbox.LIBC.prctl(sandbox.SET_DUMPABLE, 0, 0, 0, 0)  # nobody looks into its memory
+    def say(**verdict: Any) -> None:
+        os.write(verdicts, json.dumps(verdict).encode() + b"\n")
 
-        def say(**verdict: Any) -> None:
-            os.write(verdicts, json.dumps(verdict).encode() + b"\n")
-
-        judge(cells, say, contained)
-
-    return judging
+    judge(cells, say, contained)
 
 
-def keep_only(job: int, verdicts: int) -> None:
+def keep_only(verdicts: int) -> None:
     """Close all other descriptors; the standard ones lead nowhere from now on."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1, 2):
         os.dup2(nothing, number)
-    for name in os.listdir("/dev/fd"):
-        number = int(name)
-        if number > 2 and number not in (job, verdicts):
-            with contextlib.suppress(OSError):
-                os.close(number)
-
-
-def read_all(descriptor: int) -> bytes:
-    """What a file holds, from its beginning."""
-    parts = []
-    while True:
-        part = os.read(descriptor, 1 << 20)
-        if not part:
-            return b"".join(parts)
-        parts.append(part)
+    os.closerange(3, verdicts)
+    os.closerange(verdicts + 1, os.sysconf("SC_OPEN_MAX"))
 
 
 def withhold_from_children(verdicts: int) -> None:
@@ -139,70 +124,45 @@ def judge(cells: list[Cell], say: Say, contained: bool = False) -> None:
     sys.modules["__main__"] = main  # where pickle looks for classes
     names = vars(main)
     answers_as_text.begin(names)
-    shown: list[tuple[Any, Any]] = []
-
-    def display(value: Any, **options: Any) -> None:
-        shown.append((value, options.get("metadata")))
-
-    answers_as_text.display = display
+    shown: list[Any] = []
+    answers_as_text.display = lambda value, **options: shown.append(value)
     for cell in cells:
         say(begins=cell["name"])
         shown.clear()
-        before = files()
-        error = outcome_of(cell, names)
-        if error:
-            say(failed=cell["name"], text=error[:SHOWN])
-        is_check = cell["kind"] == "check"
+        files_before = files()
+        fault = run(cell, names)
         if contained:
             end_all_others()
-        if contained and is_check:
-            remove(files() - before)
-        if is_check:
-            passed, text = verdict(shown, error)
-            say(check=cell["name"], passed=passed, text=text)
+        if cell["kind"] == "check":
+            if contained:
+                remove(files() - files_before)
+            words = [str(value) for value in shown if isinstance(value, Outcome)]
+            text = "\n".join([*words, str(fault or "")]).strip()
+            say(check=cell["name"], passed=fault is None, text=text[:SHOWN])
 
 
-def outcome_of(cell: Cell, names: dict[str, Any]) -> str:
-    """Run a cell; returns what it raised, other than that its check has failed."""
+def run(cell: Cell, names: dict[str, Any]) -> str | None:
+    """Run the teacher's cell, or keep the learner's as text; returns what went wrong, if it did.
+
+    A check's last statement requires that it has passed.
+    """
+    name, text = cell["name"], cell["text"]
     try:
-        run(cell, names)
+        if cell["kind"] == "answer":
+            answers_as_text.answer(name, text, cell["functions"], cell["values"])
+        else:
+            answers_as_text.remember_lines(name, text)
+            exec(answers_as_text.compiled(name, text), names)
     except CheckFailed:  # it has been shown
         return ""
     except BaseException as error:
         return f"{type(error).__name__}: {error}"
-    return ""
+    return None
 
 
-def verdict(shown: list[tuple[Any, Any]], error: str) -> tuple[bool, str]:
-    """Whether a check has passed, and what it says: of what was shown, each with its metadata."""
-    words = []
-    proven = False
-    for value, metadata in shown:
-        if isinstance(value, Outcome):
-            words.append(str(value))
-        if metadata == answers_as_text.PROOF:
-            proven = True
-    text = "\n".join([*words, error])[:SHOWN].strip()
-    return proven and not error, text
-
-
-def run(cell: Cell, names: dict[str, Any]) -> None:
-    """Run the teacher's cell, or keep the learner's as text."""
-    if cell["kind"] == "answer":
-        answers_as_text.answer(cell["name"], cell["text"], cell["functions"], cell["values"])
-        return
-    file = answers_as_text.file_of(cell["name"])
-    answers_as_text.remember_lines(file, cell["text"])
-    exec(compile(cell["text"], file, "exec", dont_inherit=True), names)
-
-
-def files() -> set[str]:
+def files() -> set[Path]:
     """What lies in the folders that an answer can write into."""
-    paths = set()
-    for folder in WRITABLE:
-        if os.path.isdir(folder):
-            paths.update(f"{folder}/{name}" for name in os.listdir(folder))
-    return paths
+    return {path for folder in WRITABLE for path in Path(folder).glob("*")}
 
 
 def end_all_others() -> None:
@@ -214,41 +174,38 @@ def end_all_others() -> None:
             os.waitpid(-1, 0)
 
 
-def remove(paths: set[str]) -> None:
+def remove(paths: set[Path]) -> None:
     """Remove files and folders."""
     for path in paths:
-        if os.path.isdir(path) and not os.path.islink(path):
+        if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
         else:
-            with contextlib.suppress(OSError):
-                os.remove(path)
+            path.unlink(missing_ok=True)
 
 
 def watched(keeper: int, verdicts: int, limits: sandbox.Limits) -> str:
     """Wait for the end of a sandbox, or bring it about; returns how it ended."""
-    judge_bytes = sandbox.memory(os.getpid())
-    written = -1
+    judge_bytes = psutil.Process().memory_info().rss
+    said_bytes = -1
     last_word = time.monotonic()
-    while True:
+    end = ""
+    while not end:
         pid, status = os.waitpid(keeper, os.WNOHANG)
         if pid:
             return "died" if status else "done"
         size = os.fstat(verdicts).st_size
-        if size != written:
-            written = size
+        if size != said_bytes:
+            said_bytes = size
             last_word = time.monotonic()
         if sandbox.used(keeper, judge_bytes) > limits.all_bytes:
-            return stopped(keeper, "memory")
-        if time.monotonic() - last_word > limits.cell_s:
-            return stopped(keeper, "time")
-        time.sleep(LOOK_S)
-
-
-def stopped(keeper: int, why: str) -> str:
-    """End a sandbox, and return why."""
+            end = "memory"
+        elif time.monotonic() - last_word > limits.cell_s:
+            end = "time"
+        else:
+            time.sleep(LOOK_S)
     os.kill(keeper, signal.SIGKILL)
     os.waitpid(keeper, 0)
-    return why
+    return end
 
 
 if __name__ == "__main__":

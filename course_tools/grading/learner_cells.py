@@ -4,7 +4,7 @@ For a learner counts what happens when all cells run from top to bottom; `make p
 that. Grading runs the teacher's cells instead of the learner's, so here is picked out what is the
 learner's own:
 
-- An answer is known by its cell's id, else by the name that it defines, since cells are split,
+- An answer is known by the name that it defines, else by its cell's id, since cells are split,
   pasted and written anew, and some programs drop all ids. Where several cells define it, the last
   one above its check counts.
 - Other cells may hold what an answer uses: an import, a helper, a table. Of these comes along what
@@ -16,41 +16,56 @@ Nothing is run here.
 import ast
 import json
 import re
-import stat
-from collections.abc import Iterator
+from collections import defaultdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import nbformat
 from nbformat import NotebookNode
 
 from course_tools.grading.answers_as_text import binds_and_uses, bound
 from course_tools.notebooks.cells import cut_solution
 
 LARGEST_MB = 100
+BY_HAND = "conclusion"  # the tag of a cell of prose, which a person reads
 NO_CELL = "it has none of this lab's answers: no cell has the id or defines the name of one"
-MERGE_MARKS = re.compile(rb"^(<{7} |>{7} )", re.MULTILINE)
 # Cell magics whose cell is Python all the same.
 PYTHON_MAGICS = re.compile(r"%%(time|timeit|capture|prun|memit)\b")
 SHELL_LINE = re.compile(r"^(?P<indent>[ \t]*)([%!?].*|[\w.]+\?{1,2}[ \t]*)$", re.MULTILINE)
-DEFINES = r"^(?:async +)?(?:def|class) +{0}\b|^{0} *="
+# A cell that defines a name; it need not be Python as a whole.
+DEFINES = r"^(?:async +)?(?:def|class) +{0}\b|^(?:\w+ *, *)*{0}(?: *, *\w+)*(?: *:[^=\n]*)? *=(?!=)"
+# What JSON that is no notebook, or is no JSON, ends in.
+FAULTS = (
+    ValueError, TypeError, KeyError, AttributeError, RecursionError, nbformat.ValidationError
+)  # fmt: skip
+
+LabCell = dict[str, Any]  # as for `judge`, with its id in the exercise as well
 
 
 class Cell(NamedTuple):
-    """A code cell."""
+    """A learner's code cell."""
 
-    ids: tuple[str, ...]  # nbgrader's and Jupyter's, as far as there are any
+    ids: set[str]  # nbgrader's and Jupyter's, as far as there are any
     text: str  # as Python
 
 
-class Written(NamedTuple):
-    """What a learner has written."""
+class Notebook(NamedTuple):
+    """A learner's notebook."""
 
+    cells: list[Cell]
+    prose: str  # what a person is to read
+    original_ids: set[str]  # of the exercise that it was copied from, if it says so
+
+
+class Written(NamedTuple):
+    """What a learner has written for a lab."""
+
+    cells: list[LabCell]  # the lab's, with the answers in them, and before them what else there is
     answers: dict[str, str]  # by the answer's name, its text
-    others: dict[str, tuple[str, str]]  # by a cell's name: before which cell of the lab, its text
     remarks: list[str]  # for the teacher
 
 
-def for_the_judge(cell: NotebookNode, exercise_id: str) -> dict[str, Any]:
+def for_the_judge(cell: NotebookNode, exercise_id: str) -> LabCell:
     """A code cell of the teacher's notebook, in the form that `judge` is given.
 
     Args:
@@ -70,259 +85,161 @@ def for_the_judge(cell: NotebookNode, exercise_id: str) -> dict[str, Any]:
     return lab_cell
 
 
-def written(path: Path, lab_cells: list[dict[str, Any]]) -> Written:
-    """What there is in a notebook, which may come from any program or hand.
-
-    Args:
-        path: The notebook's file.
-        lab_cells: As for `judge`, each with its `id` in the exercise as well.
-
-    Raises:
-        ValueError: It is no notebook; the message says why.
-    """
-    return written_in(read(path), lab_cells, path.name)
-
-
-def written_in(
-    notebook: dict[str, Any], lab_cells: list[dict[str, Any]], name: str = "it"
-) -> Written:
-    """As `written`, of a notebook that has been read; `name` is what an error calls it."""
-    cells = list(code_cells(notebook, name))
-    lab = Lab(lab_cells)
-    # By index of the learner's cell, the index of the lab's cell that it is a copy of.
-    lab_index_of = [lab.index_of(cell) for cell in cells]
-    answers = {}
-    answer_indices: set[int] = set()
-    for lab_index, answer in lab.answers.items():
-        indices = _cells_of_answer(lab_index, answer, lab, cells, lab_index_of)
-        if indices:
-            texts = [cells[index].text for index in indices]
-            answers[answer["name"]] = "\n".join(texts)
-            answer_indices.update(indices)
-            lab_index_of[indices[0]] = lab_index  # what stands above it is above it in the lab, too
-    others = {}
-    for index, cell in enumerate(cells):
-        if index in answer_indices:
-            continue
-        text = lab.new_definitions(cell.text)
-        if text:
-            before = lab.first_cell(lab_index_of[index + 1 :])
-            others[f"code cell {index + 1}"] = before, text
-    remarks = [] if answers else [NO_CELL]
-    return Written(answers, others, remarks + lab.other_version(notebook))
-
-
-def to_judge(lab_cells: list[dict[str, Any]], learners: Written) -> list[dict[str, Any]]:
-    """The lab's cells with a learner's answers in them, and before them what else was written."""
-    cells = []
-    for lab_cell in lab_cells:
-        name = lab_cell["name"]
-        cells += _others_before(name, learners)
-        text = learners.answers.get(name, lab_cell["text"])
-        cells.append({**lab_cell, "text": text})
-    return cells + _others_before("", learners)
-
-
-def _others_before(lab_cell_name: str, learners: Written) -> list[dict[str, Any]]:
-    """What else was written above a cell of the lab; with an empty name, below all of them."""
-    cells = []
-    for name, (before, text) in learners.others.items():
-        if before == lab_cell_name:
-            cell = {"name": name, "kind": "answer", "text": text, "functions": [], "values": []}
-            cells.append(cell)
-    return cells
-
-
-def read(path: Path) -> dict[str, Any]:
-    """A notebook as it stands in its file; ValueError says why it is none."""
-    status = path.lstat()
-    if not stat.S_ISREG(status.st_mode) or status.st_size > LARGEST_MB << 20:
+def read(path: Path) -> Notebook:
+    """A notebook, which may come from any program or hand; ValueError says why it is none."""
+    if path.is_symlink() or not path.is_file() or path.stat().st_size > LARGEST_MB << 20:
         raise ValueError(f"{path.name} is no plain file of at most {LARGEST_MB} MB")
     content = path.read_bytes()
     try:
-        notebook = _parsed(content)
-        if not isinstance(notebook, dict):
-            raise TypeError(type(notebook).__name__)
-    except (ValueError, TypeError, RecursionError) as error:
+        text = content.decode(json.detect_encoding(content))
+    except UnicodeDecodeError:
+        text = content.decode("latin-1")  # as some editors on Windows save it
+    try:
+        return notebook_of(nbformat.convert(nbformat.reader.reads(text), 4))
+    except FAULTS as error:
         why = type(error).__name__
-        if MERGE_MARKS.search(content):
+        if "\n<<<<<<< " in text:
             why = "it holds the marks of a merge, <<<<<<< and >>>>>>>"
         raise ValueError(f"{path.name} is no notebook: {why}") from None
-    return notebook
 
 
-def _parsed(content: bytes) -> Any:
-    try:
-        return json.loads(content)
-    except UnicodeDecodeError:
-        return json.loads(content.decode("latin-1"))  # as some editors on Windows save it
-
-
-def code_cells(notebook: dict[str, Any], name: str) -> Iterator[Cell]:
-    """The code cells of a notebook, of nbformat 3 as well; ValueError if it has no list of them."""
-    try:
-        sheets = notebook.get("worksheets") or [notebook]
-        cells = []
-        for sheet in sheets:
-            cells += [cell for cell in sheet["cells"] if cell["cell_type"] == "code"]
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{name} is no notebook: {type(error).__name__}") from None
-    for cell in cells:
-        source = cell.get("source", cell.get("input", ""))
-        if isinstance(source, list):
-            source = "".join(map(str, source))
-        nbgrader = _dict_in(cell.get("metadata"), "nbgrader")
-        ids = []
-        for cell_id in (nbgrader.get("grade_id"), cell.get("id")):
-            if isinstance(cell_id, str):
-                ids.append(cell_id)
-        yield Cell(tuple(ids), as_python(str(source)))
-
-
-def _dict_in(metadata: Any, key: str) -> dict[str, Any]:
-    """A dictionary in metadata; an empty one if there is none, or the metadata is no dictionary."""
-    value = metadata.get(key) if isinstance(metadata, dict) else None
-    return value if isinstance(value, dict) else {}
+def notebook_of(notebook: NotebookNode) -> Notebook:
+    """What grading looks at in a notebook of the fourth format."""
+    cells = []
+    prose = ""
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            grade_id = cell.metadata.get("nbgrader", {}).get("grade_id")
+            cells.append(Cell({str(grade_id), str(cell.get("id"))}, as_python(cell.source)))
+        elif BY_HAND in cell.metadata.get("tags", []):
+            prose = cell.source
+    texts = notebook.metadata.get("course", {}).get("texts", {})
+    return Notebook(cells, prose, set(texts))
 
 
 def as_python(text: str) -> str:
     """A cell without IPython's own lines, its line numbers as they were."""
-    text = text.replace("\r\n", "\n")
     first_line, _, lines_below = text.lstrip().partition("\n")
     if first_line.startswith("%%"):
         if not PYTHON_MAGICS.match(first_line):
             return ""  # a shell script, a page, a file to be written
-        blank_start = text[: len(text) - len(text.lstrip())]
-        lines_above = len(blank_start.splitlines()) + 1
+        lines_above = text.count("\n") - lines_below.count("\n")
         text = "\n" * lines_above + lines_below
     # A line such as `%matplotlib inline` or `!pip list` does nothing to names.
     return SHELL_LINE.sub(r"\g<indent>pass", text)
 
 
-class Lab:
-    """What is known of the lab whose copy a notebook is."""
-
-    def __init__(self, cells: list[dict[str, Any]]) -> None:
-        self.cells = cells
-        self.answers: dict[int, dict[str, Any]] = {}  # by their index among the cells
-        # Of no other cell a learner's may bind these: the judge's own, and the answers.
-        self.taken_names: set[str] = set()
-        self._index_by_id: dict[str, int] = {}
-        self._index_by_text: dict[str, int] = {}
-        self._statements: set[str] = set()  # of all cells, as `ast.dump` writes them
-        for index, cell in enumerate(cells):
-            text = cell["text"]
-            self._index_by_id[cell["name"]] = index
-            self._index_by_id[cell["id"]] = index
-            self._index_by_text[text.strip()] = index
-            self.taken_names |= binds_and_uses(text).bound
-            if cell["kind"] == "answer":
-                self.answers[index] = cell
-                self.taken_names |= names_of(cell)
-            for statement in _parsed_text(text).body:
-                self._statements.add(ast.dump(statement))
-
-    def index_of(self, cell: Cell) -> int | None:
-        """Which cell of the lab a learner's is, by its id or by its text."""
-        for cell_id in cell.ids:
-            if cell_id in self._index_by_id:
-                return self._index_by_id[cell_id]
-        return self._index_by_text.get(cell.text.strip())
-
-    def first_cell(self, indices: list[int | None]) -> str:
-        """The name of the first cell of the lab among these; empty if there is none."""
-        known = [index for index in indices if index is not None]
-        return self.cells[min(known)]["name"] if known else ""
-
-    def check_of(self, answer_index: int) -> int:
-        """The index of the check that follows an answer."""
-        for index in range(answer_index, len(self.cells)):
-            if self.cells[index]["kind"] == "check":
-                return index
-        return len(self.cells)
-
-    def new_definitions(self, text: str) -> str:
-        """What a cell defines that the lab has not; the other lines are left empty."""
-        lines = text.splitlines()
-        kept_lines = [""] * len(lines)
-        for statement in _parsed_text(text).body:
-            if ast.dump(statement) in self._statements or self._is_for_show(statement):
-                continue
-            if binds_and_uses(ast.unparse(statement)).bound & self.taken_names:
-                continue
-            first_line = statement.lineno
-            for decorator in getattr(statement, "decorator_list", []):
-                first_line = min(first_line, decorator.lineno)
-            of_statement = slice(first_line - 1, statement.end_lineno)
-            kept_lines[of_statement] = lines[of_statement]
-        return "\n".join(kept_lines).rstrip()
-
-    @staticmethod
-    def _is_for_show(statement: ast.stmt) -> bool:
-        """Whether a statement only shows something, such as `print(...)` and `check(...)`."""
-        if not isinstance(statement, ast.Expr):
-            return False
-        is_call = isinstance(statement.value, ast.Call)
-        return not is_call or isinstance(statement.value.func, ast.Name)
-
-    def other_version(self, notebook: dict[str, Any]) -> list[str]:
-        """What there is to say of a copy that was made of another version, or of another lab."""
-        course = _dict_in(notebook.get("metadata"), "course")
-        if not isinstance(course.get("texts"), dict):
-            return []
-        texts = course["texts"]
-        changed = [cell for cell in self.cells if cell["id"] not in texts]
-        if not changed:
-            return []
-        count = f"{len(changed)} of {len(self.cells)} code cells"
-        return [f"it is a copy of a different version of the course: {count} have changed since"]
+def written(notebook: Notebook, lab_cells: list[LabCell]) -> Written:
+    """What there is of a lab in a notebook."""
+    copied = _indices_of_copied_cells(notebook.cells, lab_cells)
+    answers: dict[str, str] = {}
+    of_answers: set[int] = set()  # indices of the learner's cells
+    for lab_index, lab_cell in enumerate(lab_cells):
+        if lab_cell["kind"] != "answer":
+            continue
+        indices = _cells_of_answer(lab_index, lab_cells, notebook.cells, copied)
+        if indices:
+            texts = [notebook.cells[index].text for index in indices]
+            answers[lab_cell["name"]] = "\n".join(texts)
+            of_answers.update(indices)
+            copied[indices[0]] = lab_index  # what stands above it is above it in the lab, too
+    others: dict[int, list[LabCell]] = defaultdict(list)  # by the index of the lab's cell below
+    taken_names = _taken_names(lab_cells)
+    for index, cell in enumerate(notebook.cells):
+        text = _new_definitions(cell.text, taken_names)
+        if text and index not in of_answers:
+            other = {"name": f"code cell {index + 1}", "kind": "answer", "text": text}
+            below = min(copied[index + 1 :], default=len(lab_cells))
+            others[below].append(other | {"functions": [], "values": []})
+    cells = []
+    for lab_index, lab_cell in enumerate(lab_cells):
+        text = answers.get(lab_cell["name"], lab_cell["text"])
+        cells += [*others[lab_index], lab_cell | {"text": text}]
+    cells += others[len(lab_cells)]
+    return Written(cells, answers, _remarks(notebook, lab_cells))
 
 
-def names_of(answer: dict[str, Any]) -> set[str]:
-    """The names that an answer has to define."""
-    return {*answer["functions"], *answer["values"]}
+def _remarks(notebook: Notebook, lab_cells: list[LabCell]) -> list[str]:
+    """What a teacher should know of a copy."""
+    remarks = []
+    changed = [cell for cell in lab_cells if cell["id"] not in notebook.original_ids]
+    if notebook.original_ids and changed:
+        count = f"{len(changed)} of {len(lab_cells)} code cells have changed since"
+        remarks.append(f"it is a copy of a different version of the course: {count}")
+    return remarks
+
+
+def _indices_of_copied_cells(cells: list[Cell], lab_cells: list[LabCell]) -> list[int]:
+    """For each of a learner's cells the index of the lab's that it is a copy of, by id or text.
+
+    One that is no copy has an index beyond the lab's.
+    """
+    indices = []
+    for cell in cells:
+        index = len(lab_cells)
+        for lab_index, lab_cell in enumerate(lab_cells):
+            has_id = not cell.ids.isdisjoint({lab_cell["name"], lab_cell["id"]})
+            if has_id or cell.text.strip() == lab_cell["text"].strip():
+                index = lab_index
+        indices.append(index)
+    return indices
 
 
 def _cells_of_answer(
-    lab_index: int,
-    answer: dict[str, Any],
-    lab: Lab,
-    cells: list[Cell],
-    lab_index_of: list[int | None],
+    lab_index: int, lab_cells: list[LabCell], cells: list[Cell], copied: list[int]
 ) -> list[int]:
     """The indices of a learner's cells that make up an answer, from top to bottom."""
+    kinds = [lab_cell["kind"] for lab_cell in lab_cells]
+    check_index = kinds.index("check", lab_index)
     end = len(cells)
-    check_index = lab.check_of(lab_index)
-    if check_index in lab_index_of:
-        end = lab_index_of.index(check_index)
+    if check_index in copied:
+        end = copied.index(check_index)
     chosen = set()
-    for name in names_of(answer):
-        defining = [index for index, cell in enumerate(cells) if defines(cell.text, name)]
+    for name in _names_of(lab_cells[lab_index]):
+        pattern = re.compile(DEFINES.format(re.escape(name)), re.MULTILINE)
+        defining = [index for index, cell in enumerate(cells) if pattern.search(cell.text)]
         above_check = [index for index in defining if index < end]
-        if above_check:
-            chosen.add(above_check[-1])
-        elif defining:
-            chosen.add(defining[-1])
-    if chosen:
-        return sorted(chosen)
-    ids = {answer["name"], answer["id"]}
-    with_id = [index for index, cell in enumerate(cells) if ids & set(cell.ids)]
-    return with_id[-1:]
+        chosen.update((above_check or defining)[-1:])
+    if not chosen and lab_index in copied:
+        chosen.add(copied.index(lab_index))
+    return sorted(chosen)
 
 
-def defines(text: str, name: str) -> bool:
-    """Whether a cell binds a name, as far as can be told of one that is no Python."""
-    if name in binds_and_uses(text).bound:
-        return True
+def _names_of(lab_cell: LabCell) -> set[str]:
+    """The names that an answer has to define."""
+    return {*lab_cell.get("functions", ()), *lab_cell.get("values", ())}
+
+
+def _taken_names(lab_cells: list[LabCell]) -> set[str]:
+    """What no other cell of a learner's may bind: the lab's own names, and those of answers."""
+    names = set()
+    for lab_cell in lab_cells:
+        names |= binds_and_uses(lab_cell["text"]).bound | _names_of(lab_cell)
+    return names
+
+
+def _new_definitions(text: str, taken_names: set[str]) -> str:
+    """What a cell defines under names that are free; the other lines are left empty."""
     try:
-        ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError):
-        return re.search(DEFINES.format(re.escape(name)), text, re.MULTILINE) is not None
-    return False
-
-
-def _parsed_text(text: str) -> ast.Module:
-    try:
-        return ast.parse(text)
+        statements = ast.parse(text).body
     except (SyntaxError, ValueError, RecursionError):  # it defines nothing
-        return ast.Module([], [])
+        return ""
+    lines = text.splitlines()
+    kept_lines = [""] * len(lines)
+    for statement in statements:
+        if _is_for_show(statement) or binds_and_uses(ast.unparse(statement)).bound & taken_names:
+            continue
+        first_line = statement.lineno
+        for decorator in getattr(statement, "decorator_list", []):
+            first_line = min(first_line, decorator.lineno)
+        of_statement = slice(first_line - 1, statement.end_lineno)
+        kept_lines[of_statement] = lines[of_statement]
+    kept_text = "\n".join(kept_lines).rstrip()
+    return kept_text if binds_and_uses(kept_text).bound else ""
+
+
+def _is_for_show(statement: ast.stmt) -> bool:
+    """Whether it is an expression, such as `check(...)`, and no call of a method."""
+    if not isinstance(statement, ast.Expr):
+        return False
+    return not isinstance(getattr(statement.value, "func", None), ast.Attribute)

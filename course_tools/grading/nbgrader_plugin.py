@@ -12,7 +12,7 @@ from nbgrader.preprocessors import ClearSolutions, Execute
 from traitlets import Unicode
 
 from course_tools.grading.answers_as_text import PROOF
-from course_tools.grading.learner_cells import for_the_judge, to_judge, written_in
+from course_tools.grading.learner_cells import for_the_judge, notebook_of, written
 from course_tools.notebooks.cells import cut_solution
 
 BEGIN = """\
@@ -52,18 +52,12 @@ class Sealed(Execute):
         own = resources["nbgrader"]
         path = Path(self.source, own["assignment"], f"{own['notebook']}.ipynb")
         run = compose(nbformat.read(path, as_version=4), nb)
-        for again in (True, True, False):
-            with TemporaryDirectory() as folder:  # a course_utils.py in the submission stays unread
-                try:
-                    elsewhere = {**resources, "metadata": {"path": folder}}
-                    super().preprocess(run, elsewhere, **options)
-                except DeadKernelError:
-                    self.log.error("the kernel died: what it had not reached gets no points")
-                except RuntimeError:  # it never began: another one has taken a port meanwhile
-                    if again:
-                        continue
-                    raise
-                break
+        with TemporaryDirectory() as folder:  # a course_utils.py in the submission stays unread
+            elsewhere = {**resources, "metadata": {"path": folder}}
+            try:
+                super().preprocess(run, elsewhere, **options)
+            except DeadKernelError:
+                self.log.error("the kernel died: what it had not reached gets no points")
         ran = {identity(cell): cell for cell in run.cells}
         for cell in nb.cells:
             if cell.cell_type == "code":
@@ -81,7 +75,7 @@ def compose(notebook: NotebookNode, learners: NotebookNode) -> NotebookNode:
     code = {identity(cell): cell for cell in notebook.cells if cell.cell_type == "code"}
     lab_cells = [for_the_judge(cell, cell.id) for cell in code.values()]
     cells = [nbformat.v4.new_code_cell(BEGIN)]
-    for asked in to_judge(lab_cells, written_in(learners, lab_cells)):
+    for asked in written(notebook_of(learners), lab_cells).cells:
         cell = code.get(asked["name"], nbformat.v4.new_code_cell())
         if asked["kind"] == "answer":
             names = {"functions": asked["functions"], "values": asked["values"]}
@@ -91,19 +85,16 @@ def compose(notebook: NotebookNode, learners: NotebookNode) -> NotebookNode:
 
 
 def shown(cell: NotebookNode, ran: NotebookNode | None) -> list[NotebookNode]:
-    """Return a cell's outputs. To nbgrader no output is full marks, and a warning is none."""
+    """Return a cell's outputs. To nbgrader no output is full marks, a result or warning is not."""
     outputs = []
+    has_come_to_its_end = False
     for output in ran.outputs if ran else ():
-        if output.output_type == "stream":
-            output.name = "stdout"
-        if output.output_type == "execute_result":
-            output = nbformat.v4.new_output("display_data", output.data, metadata=output.metadata)
-        outputs.append(output)
-    graded = cell.metadata.get("nbgrader", {}).get("grade")
-    if graded and not any(o.get("metadata") == PROOF or o.output_type == "error" for o in outputs):
-        outputs.append(
-            nbformat.v4.new_output("error", ename="NoPoints", evalue=UNDONE, traceback=[])
-        )
+        if output.output_type in ("display_data", "error"):
+            outputs.append(output)
+            has_come_to_its_end |= output.output_type == "error" or output.metadata == PROOF
+    if cell.metadata.get("nbgrader", {}).get("grade") and not has_come_to_its_end:
+        error = nbformat.v4.new_output("error", ename="NoPoints", evalue=UNDONE, traceback=[])
+        outputs.append(error)
     return outputs
 
 

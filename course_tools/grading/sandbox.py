@@ -11,7 +11,6 @@ It guards against what Python code can do, and is no virtual machine: the kernel
 import contextlib
 import ctypes
 import fcntl
-import glob
 import os
 import resource
 import signal
@@ -24,6 +23,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
+
 LIBC = ctypes.CDLL(None, use_errno=True)
 NEW_NS, NEW_USER = 0x00020000, 0x10000000
 # Hosts' names, what processes share, processes themselves, network and control groups.
@@ -35,7 +36,7 @@ SIOCSIFFLAGS, IFF_UP = 0x8914, 1
 NOBODY = 61184  # the first of the numbers that systemd keeps for users who are nobody
 DEVICES = ["null", "zero", "full", "random", "urandom"]
 SYSTEM = ["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache"]
-NOT_MADE, JOB_FAILED = 70, 71  # exit statuses
+FAILED = 70  # an exit status
 GB, MB = 1 << 30, 1 << 20
 
 
@@ -58,9 +59,10 @@ class Limits(NamedTuple):
 def fork_inside(
     job: Callable[[], None],
     readable: Iterable[Path],
+    withheld: Iterable[Path],
+    limits: Limits,
     slot: int = 0,
-    limits: Limits | None = None,
-    withheld: Iterable[Path] = (),
+    complaints: int = 2,
 ) -> int:
     """Fork a process that calls `job` inside and ends; returns the number of its keeper.
 
@@ -68,106 +70,88 @@ def fork_inside(
         job: What to do. Descriptors that are open here are open there.
         readable: Files and folders that it can read, under their own paths; all others are not
             there, except the system's programs and libraries.
-        slot: Sandboxes that run at the same time have different ones.
-        limits: What those inside may use.
         withheld: Folders below readable ones, which are empty inside.
+        limits: What those inside may use.
+        slot: Sandboxes that run at the same time have different ones.
+        complaints: The descriptor to which is written why there can be no sandbox.
 
-    Kill the keeper, and everything inside is gone. It ends with 0 when `job` has returned, with 70
-    when the sandbox could not be made, which it says on stderr.
+    Kill the keeper, and everything inside is gone. It ends with 0 when `job` has returned.
     """
-    sys.stdout.flush()
-    parent = os.getpid()
-    keeper = os.fork()
-    if keeper:
-        return keeper
-    status = NOT_MADE
-    try:
+
+    def inside() -> None:
         uid = os.getuid()
-        _begin(parent)
         if uid:
             _own_user(uid)
         _call("unshare", NEW_NS | NEW_REST)
         keeper = os.getpid()
         first = os.fork()  # of the new namespace of processes
         if first:
-            status = _status_of(first)
-        else:
-            _die_with(keeper)
-            _close_the_door([*readable], [*withheld], slot, uid, limits or Limits())
-            status = JOB_FAILED
-            job()
-            status = 0
-    except NoSandbox as error:
-        os.write(2, f"{error}\n".encode())
-    finally:
-        os._exit(status)
+            _, wait_status = os.waitpid(first, 0)
+            if wait_status:
+                os._exit(FAILED)
+            return
+        _die_with(keeper)
+        # What it must not see or do is gone from here on. Without this mask whoever is nobody
+        # inside could not enter the folders that are made here.
+        os.umask(0o022)
+        _rooms(readable, withheld, limits)
+        _loopback()
+        _leave_rights(0 if uid else NOBODY + slot)
+        _limit(limits)
+        job()
+
+    return _forked(inside, complaints)
 
 
-def _begin(parent: int) -> None:
-    """In a forked process: a session of its own, which ends with its parent."""
-    os.setsid()
-    _die_with(parent)
-    _oom_first()
-
-
-def _close_the_door(
-    readable: list[Path], withheld: list[Path], slot: int, uid: int, limits: Limits
-) -> None:
-    """In the first process of the namespaces: what it must not see or do is gone afterwards."""
-    os.umask(0o022)  # else whoever is nobody inside could not enter the folders that are made here
-    _rooms(readable, withheld, limits)
-    _loopback()
-    _leave_rights(0 if uid else NOBODY + slot % 4000)
-    _limit(limits)
-
-
-def _status_of(pid: int) -> int:
-    """Wait for a process; returns its exit status, or 128 if a signal has ended it."""
-    _, wait_status = os.waitpid(pid, 0)
-    status = os.waitstatus_to_exitcode(wait_status)
-    return status if 0 <= status < 256 else 128
-
-
-def bare(job: Callable[[], None], limits: Limits | None = None) -> int:
+def bare(job: Callable[[], None], limits: Limits) -> int:
     """As `fork_inside`, where the system allows no sandbox: limits, and nothing else."""
-    parent = os.getpid()
-    keeper = os.fork()
-    if keeper:
-        return keeper
-    try:
-        _begin(parent)
-        _limit(limits or Limits(), processes=False)
+
+    def limited() -> None:
+        _limit(limits, processes=False)
         os.chdir(tempfile.gettempdir())
         job()
-        os._exit(0)
+
+    return _forked(limited)
+
+
+def _forked(job: Callable[[], None], complaints: int = 2) -> int:
+    """Fork a process with a session of its own, which calls `job`, and ends with its parent."""
+    sys.stdout.flush()
+    parent = os.getpid()
+    child = os.fork()
+    if child:
+        return child
+    status = FAILED
+    try:
+        os.setsid()
+        _die_with(parent)
+        with contextlib.suppress(OSError):  # where the machine runs out of memory, this goes first
+            Path("/proc/self/oom_score_adj").write_text("1000")
+        job()
+        status = 0
+    except NoSandbox as error:
+        os.write(complaints, str(error).encode())
     finally:
-        os._exit(JOB_FAILED)
+        os._exit(status)
 
 
 def refused() -> str:
     """Why there can be no sandbox here; empty where there can."""
     if sys.platform != "linux":
         return "only Linux has namespaces"
-    reading, writing = os.pipe()
-    stderr = os.dup(2)
-    os.dup2(writing, 2)
-    keeper = fork_inside(lambda: None, [])
-    os.dup2(stderr, 2)
-    os.close(stderr)
-    os.close(writing)
-    with os.fdopen(reading) as pipe:
+    with tempfile.TemporaryFile() as complaints:
+        keeper = fork_inside(lambda: None, [], [], Limits(), complaints=complaints.fileno())
         _, status = os.waitpid(keeper, 0)
-        words = pipe.read().strip()
-    if words or not status:
-        return words
-    return f"it ended with status {status}"
+        complaints.seek(0)
+        reason = complaints.read().decode()
+    if status and not reason:
+        return "it could not be made"
+    return reason
 
 
 def _call(name: str, *arguments: object) -> None:
     if getattr(LIBC, name)(*arguments):
-        number = ctypes.get_errno()
-        shown = " ".join(a.decode() for a in arguments if isinstance(a, bytes))
-        raise NoSandbox(f"{name} {shown}: {os.strerror(number)}".replace(" :", ":"))
+        raise NoSandbox(f"{name}: {os.strerror(ctypes.get_errno())}")
 
 
 def _die_with(parent: int) -> None:
@@ -177,12 +161,6 @@ def _die_with(parent: int) -> None:
     _call("prctl", SET_PARENT_DEATH, signal.SIGKILL)
     if os.getppid() not in (parent, 0):  # 0: it is outside of our namespace
         os._exit(1)
-
-
-def _oom_first() -> None:
-    """Where the machine runs out of memory, this goes first."""
-    with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 def _own_user(uid: int) -> None:
@@ -215,12 +193,14 @@ def _read_only(path: str, below: bool = True) -> None:
         raise NoSandbox(f"{path} cannot be made read-only: {os.strerror(ctypes.get_errno())}")
 
 
-def _rooms(readable: list[Path], withheld: list[Path], limits: Limits) -> None:
+def _rooms(readable: Iterable[Path], withheld: Iterable[Path], limits: Limits) -> None:
     """A root folder of its own, with what is readable, a temporary folder, and nothing else."""
     shown = [path for path in [*map(Path, SYSTEM), *readable] if path.exists()]
     sources = {path: path.resolve() for path in shown}
-    emptied = [folder.resolve() for folder in withheld]
     _mount("none", "/", "", PRIVATE | RECURSIVE)
+    for folder in withheld:
+        if folder.is_dir():
+            _mount("tmpfs", str(folder), "tmpfs", NO_SUID | NO_DEVICE, "mode=555,size=4k")
     _mount("tmpfs", "/tmp", "tmpfs", NO_SUID | NO_DEVICE, "mode=755,size=4m")
     os.chdir("/tmp")
     os.mkdir("old")
@@ -232,12 +212,6 @@ def _rooms(readable: list[Path], withheld: list[Path], limits: Limits) -> None:
     for path, source in sources.items():
         _show(source, path)
         _show(source, source)
-    for path, source in sources.items():
-        for folder in emptied:
-            if folder.is_relative_to(source):
-                below = folder.relative_to(source)
-                for place in {path / below, source / below}:
-                    _empty(place)
     _call("umount2", b"/old", DETACH)
     os.chdir("/new")
     _call("pivot_root", b".", b".")
@@ -259,14 +233,6 @@ def _show(source: Path, place: Path) -> None:
         new.touch()
     _mount(str(old), str(new), "", BIND | RECURSIVE)
     _read_only(str(new))
-
-
-def _empty(folder: Path) -> None:
-    """Put a folder in which nothing is over one that those inside are not to read."""
-    covered = Path(f"/new{folder}")
-    if covered.is_dir():
-        _mount("tmpfs", str(covered), "tmpfs", NO_SUID | NO_DEVICE, "mode=555,size=4k")
-        _read_only(str(covered))
 
 
 def _own_folders(limits: Limits) -> None:
@@ -319,13 +285,11 @@ def _limit(limits: Limits, processes: bool = True) -> None:
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_NOFILE: limits.files,
     }
-    if sys.platform == "linux":  # macOS does not keep to it
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-        wanted[resource.RLIMIT_AS] = pages * resource.getpagesize() + limits.process_bytes
+    if sys.platform == "linux":  # macOS does not keep to the first, and has no other
+        wanted[resource.RLIMIT_AS] = psutil.Process().memory_info().vms + limits.process_bytes
+        wanted[resource.RLIMIT_MSGQUEUE] = 0
     if processes:  # else it would count all that the user has
         wanted[resource.RLIMIT_NPROC] = limits.processes
-    if hasattr(resource, "RLIMIT_MSGQUEUE"):
-        wanted[resource.RLIMIT_MSGQUEUE] = 0
     for kind, most in wanted.items():
         _, hard = resource.getrlimit(kind)
         if hard != resource.RLIM_INFINITY:
@@ -340,55 +304,21 @@ def used(keeper: int, beyond: int = 0) -> int:
         keeper: Its number.
         beyond: What each has had from the beginning, which is not counted.
     """
-    files: dict[tuple[int, int], int] = {}  # one that several hold open counts once
+    nameless_files: dict[tuple[int, int], int] = {}  # one that several hold open counts once
     total = 0
-    for pid in descendants(keeper) - {keeper}:
-        files |= _nameless(pid)
-        total += max(0, memory(pid) - beyond)
-    return total + sum(files.values())
-
-
-def descendants(pid: int) -> set[int]:
-    """A process and all that it and they have started; Linux says so, other systems do not."""
-    known: set[int] = set()
-    new = {pid}
-    while new:
-        known |= new
-        children: set[int] = set()
-        for parent in new:
-            children.update(_children(parent))
-        new = children - known
-    return known
-
-
-def _children(pid: int) -> list[int]:
-    children: list[int] = []
-    for path in glob.glob(f"/proc/{pid}/task/*/children"):  # Path.glob fails where one has ended
-        with contextlib.suppress(OSError):
-            children += map(int, Path(path).read_text().split())
-    return children
+    for process in psutil.Process(keeper).children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # it has just ended
+            total += max(0, process.memory_info().rss - beyond)
+        nameless_files |= _nameless(process.pid)
+    return total + sum(nameless_files.values())
 
 
 def _nameless(pid: int) -> dict[tuple[int, int], int]:
     """The files in memory that a process holds open, and what they take."""
     sizes = {}
-    folder = f"/proc/{pid}/fd"
     with contextlib.suppress(OSError):  # gone, or not for us to look at
-        for number in os.listdir(folder):
-            status = os.stat(f"{folder}/{number}")
+        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+            status = descriptor.stat()
             if stat.S_ISREG(status.st_mode) and status.st_nlink == 0:
                 sizes[status.st_dev, status.st_ino] = 512 * status.st_blocks
     return sizes
-
-
-def memory(pid: int) -> int:
-    """The bytes that a process has in memory, files left out; 0 when it is gone."""
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except OSError:
-        return 0
-    kib = 0
-    for line in lines:
-        if line.startswith(("RssAnon:", "RssShmem:")):
-            kib += int(line.split()[1])
-    return 1024 * kib

@@ -19,12 +19,11 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import NamedTuple
 
+import psutil
 from jupyter_client import BlockingKernelClient, KernelManager
 
-from course_tools.grading import sandbox
 from course_tools.kernels import QUIET
 
 FAIR = 4.0  # the slowest may take so many times what the median takes
@@ -113,25 +112,21 @@ def one_round(client: BlockingKernelClient, learner: int) -> Round:
 
 
 def most_memory(pid: int, stop: threading.Event) -> int:
-    """The most bytes that all descendants of a process had at once, shared pages counted once."""
+    """The most bytes that a process and its descendants had at once, a shared page counted once."""
     most = 0
     while not stop.wait(0.2):
-        held = sum(map(_proportional, sandbox.descendants(pid)))
+        parent = psutil.Process(pid)
+        held = sum(map(_proportional, [parent, *parent.children(recursive=True)]))
         most = max(most, held)
     return most
 
 
-def _proportional(pid: int) -> int:
+def _proportional(process: psutil.Process) -> int:
     """Bytes of a process, of a shared page its share; 0 if the process has ended."""
     try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    except OSError:
+        return process.memory_full_info().pss
+    except psutil.Error:
         return 0
-    kilobytes = 0
-    for line in lines:
-        if line.startswith("Pss:"):
-            kilobytes += int(line.split()[1])
-    return 1024 * kilobytes
 
 
 def measure(learners: int, rounds: int) -> tuple[list[Round], int]:

@@ -74,7 +74,6 @@ ALLOWED = {
     "course_tools.measure": (
         TOOLS,
         "course_tools.notebooks",
-        "course_tools.grading.sandbox",
         *LIBRARY,
     ),
     "course_tools.quality": (TOOLS, "course_tools.notebooks", JUDGE, *LIBRARY),
@@ -125,7 +124,7 @@ NODES = {
     # Hangs beside torchfrtrace, the buttons of a lab, what changed in an original, a count of labs,
     # README's pictures, what a wheel has elsewhere than a checkout, a page with plans, what to do
     # where an installation, a download or a first cell went wrong.
-    TOOLS: 58900,
+    TOOLS: 56500,
 }
 
 

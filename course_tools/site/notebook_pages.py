@@ -60,12 +60,14 @@ def page(
         tongue: The language it is read in.
     """
     notebook = copy.deepcopy(tongue.read(path))
+    plan = tongue.say("# Choose a plan").removeprefix("# ")  # a page that only the site has
     for cell in notebook.cells:
         cell.metadata["tags"] = _tags(cell)
         if cell.cell_type == "markdown":
             cell.source = re.sub(r'(<a href="[\w./-]+)\.ipynb"', r'\1.html"', cell.source)
             if solution:  # written to stand among the exercises
                 cell.source = cell.source.replace("](challenge", "](../exercises/challenge")
+            cell.source = cell.source.replace(f"*{plan}*", f"[{plan}](../plan.md)")
     first = notebook.cells[0]
     heading, line_end, after_heading = first.source.partition("\n")
     if line_end and heading.startswith("# "):

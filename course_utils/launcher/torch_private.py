@@ -7,7 +7,6 @@ admits only those versions of torch that were tried.
 
 import functools
 import importlib
-import pkgutil
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -21,7 +20,7 @@ C10D = "torch.distributed.distributed_c10d"
 _NO_RECORD = (
     "Nothing is recorded: trace=True is an error, and a hang is reported from stacks alone."
 )
-NAMES = {  # as `pkgutil.resolve_name` takes them
+NAMES = {  # module:path
     # Launcher.
     "torch.distributed.rendezvous:_agent_store_serves": _Name(
         "Replaced, so that a MASTER_PORT that the learner chose works as under plain `python`.",
@@ -147,12 +146,23 @@ NAMES = {  # as `pkgutil.resolve_name` takes them
 
 def find(name: str) -> Any:
     """What this torch has by a name of NAMES; None if it has no such thing."""
+    owner, attribute = _owner_and_attribute(name)
+    return getattr(owner, attribute, None)
+
+
+def _owner_and_attribute(name: str) -> tuple[Any, str]:
+    """The module or class that has a name of NAMES, None if torch lacks it; and the last part."""
     if name not in NAMES:
         raise KeyError(name)
+    module, _, path = name.partition(":")
+    *classes, attribute = path.split(".")
     try:
-        return pkgutil.resolve_name(name)
+        owner = importlib.import_module(module)
+        for name_of_class in classes:
+            owner = getattr(owner, name_of_class)
     except (ImportError, AttributeError):
-        return None
+        return None, attribute
+    return owner, attribute
 
 
 def find_in(thing: Any, name: str) -> Any:
@@ -167,12 +177,7 @@ def find_in(thing: Any, name: str) -> Any:
 
 def wrap(name: str, make: Callable[[Any], Callable]) -> None:
     """Replace a function of torch by what `make` makes of it; do nothing if torch has none."""
-    function = find(name)
-    if function is None:
-        return
-    module, _, path = name.partition(":")
-    owner = importlib.import_module(module)
-    *classes, attribute = path.split(".")
-    for name_of_class in classes:
-        owner = getattr(owner, name_of_class)
-    setattr(owner, attribute, functools.wraps(function)(make(function)))
+    owner, attribute = _owner_and_attribute(name)
+    function = getattr(owner, attribute, None)
+    if function is not None:
+        setattr(owner, attribute, functools.wraps(function)(make(function)))

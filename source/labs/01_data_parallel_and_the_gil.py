@@ -2,9 +2,10 @@
 # # Lab 01 · DataParallel and the GIL
 #
 # Five exercises on [chapter 01](../notebooks/01_data_parallel_and_the_gil.ipynb) and a bonus, 40 minutes without the bonus, on any computer. You take `DataParallel` apart and
-# build it again, with processes instead of threads: each rank stands for a device. So no rank waits for the GIL of a different rank, but
-# whatever one rank needs from the others has to be sent.
-#
+# build it again, with processes instead of threads: each rank stands for a device. No rank waits for a shared GIL, but
+# what it needs from others has to be sent.
+
+# %% [markdown]
 # You need chapter 01, and these calls, which chapters 02 and 03 explain:
 #
 # | `import torch.distributed as dist` | |
@@ -15,7 +16,8 @@
 # | `dist.broadcast(tensor, src=0)` | all ranks call it, and all have rank 0's numbers afterwards |
 # | `dist.reduce(tensor, dst=0)` | all call it, and rank 0 has the sum; what the others have then is of no use |
 # | `dist.all_reduce(tensor)` | all call it, and all have the sum |
-#
+
+# %% [markdown]
 # You write the body of a function. `check` runs it in real workers, on several numbers of ranks, and compares what each returns with what is wanted. It shows the smallest case that fails. Each exercise says how
 # difficult it is and how important for the rest of the course, from ●○○ to ●●●.
 
@@ -33,8 +35,11 @@ from course_utils import Network, WorkerError, check, launch, progress
 # %% [markdown]
 # ## 1 · Which rows are whose?
 #
-# *Difficulty ●○○ · importance ●●○ · 4 minutes.* Whoever divides a batch must decide what happens to an uneven rest. `DataParallel` cuts as
-# `batch.chunk(devices)` does: parts of ⌈rows / devices⌉ rows, until the rows run out. **Goal:** return the part of `batch` that belongs to
+# *Difficulty ●○○ · importance ●●○ · 4 minutes.* Whoever divides a batch must decide what to do with the remainder. `DataParallel` cuts as
+# `batch.chunk(devices)` does: parts of ⌈rows / devices⌉ rows, until the rows run out.
+
+# %% [markdown]
+# **Goal:** return the part of `batch` that belongs to
 # the given `rank`, which may be a different rank from the one that asks.
 #
 # | rows | ranks | rank 0 | rank 1 | rank 2 | rank 3 |
@@ -92,7 +97,10 @@ check(part, **part_check)
 # ## 2 · Scatter
 #
 # *Difficulty ●●○ · importance ●●○ · 6 minutes.* In `DataParallel` only the first device has the batch, so here only rank 0's `batch` counts. On the other ranks `batch` has the same shape, and numbers
-# that mean nothing. **Goal:** return on every rank its own part of rank 0's batch. No row may travel to a rank that doesn't need it, and a
+# that mean nothing.
+
+# %% [markdown]
+# **Goal:** return on every rank its own part of rank 0's batch. No row may travel to a rank that doesn't need it, and a
 # part without rows needs no message.
 #
 # | | rank 0 | rank 1 | rank 2 |
@@ -183,14 +191,18 @@ check(dealing(scatter), **scatter_check)
 # %% [markdown]
 # ## 3 · Forward
 #
-# *Difficulty ●●○ · importance ●●○ · 8 minutes.* Three steps are left: replicate, apply, gather. Only rank 0's `model` and `batch` count. **Goal:** every rank computes the outputs of its part
-# with rank 0's model. Return all outputs in order on rank 0, and None on every other rank. You may call your `part` and `scatter`; gradients are off.
+# *Difficulty ●●○ · importance ●●○ · 8 minutes.* Three steps are left: replicate, apply, gather. Only rank 0's `model` and `batch` count.
+
+# %% [markdown]
+# **Goal:** every rank computes the outputs of its part
+# with rank 0's model. Return all outputs in order on rank 0, and None elsewhere. You may call your `part` and `scatter`; gradients are off.
 #
+# For example, with three ranks and ten rows, rank 0 computes four rows of outputs, and receives four from rank 1 and two from rank
+# 2.
+
+# %% [markdown]
 # The model of the check, below, subtracts the mean of the rows that it is given. In `DataParallel` each replica sees the mean of its own part, as in batch normalisation. And as there, not every tensor of the model
 # is a parameter.
-#
-# For example, with three ranks and ten rows, rank 0 computes four rows of outputs itself, and receives four from rank 1 and two from rank
-# 2.
 
 
 # %%
@@ -279,10 +291,14 @@ check(without_gradients(forward), **forward_check)
 # %% [markdown]
 # ## 4 · Backward, and who may step
 #
-# *Difficulty ●●● · importance ●●● · 12 minutes.* Now the way back, and with it the difference between `DataParallel` and DDP. Rank 0 computes the loss from all outputs. Then each step of forward is reversed: a gather
-# becomes a scatter, and a broadcast becomes a sum ([torch/nn/parallel/_functions.py](https://github.com/pytorch/pytorch/blob/main/torch/nn/parallel/_functions.py) has a class for each of the four).
-#
-# Each rank still has `output`, which its replica made of its own rows. `gradient` is the gradient of the loss with respect to all outputs, but only rank 0's counts. **Goal:** leave the gradient of the loss in each
+# *Difficulty ●●● · importance ●●● · 12 minutes.* Now the way back, and the difference between `DataParallel` and DDP. Rank 0 computes the loss from all outputs. Then each step of forward is reversed: a gather
+# becomes a scatter, and a broadcast becomes a sum ([torch/nn/parallel/_functions.py](https://github.com/pytorch/pytorch/blob/main/torch/nn/parallel/_functions.py) has a class for each).
+
+# %% [markdown]
+# Each rank still has `output`, which its replica made of its own rows. `gradient` is the gradient of the loss with respect to all outputs, but only rank 0's counts.
+
+# %% [markdown]
+# **Goal:** leave the gradient of the loss in each
 # parameter's `.grad`: on every rank if `everybody`, else on rank 0 only, and None elsewhere. Send no more than the rows of `gradient` and one sum over the ranks take.
 
 # %% [markdown]
@@ -398,12 +414,15 @@ check(stepping(backward), **backward_check)
 # %% [markdown]
 # ## 5 · What passes through rank 0?
 #
-# *Difficulty ●●○ · importance ●●○ · 10 minutes.* Before you buy a network, count what it has to carry. In one step of `DataParallel`, weights, batch and the gradient of the outputs leave the first device, and outputs and
-# the gradients of the weights come to it. Let everything travel straight between rank 0 and the rank that needs it. In DDP each rank reads its own batch. The gradients are added up around a ring, in which each of *n*
+# *Difficulty ●●○ · importance ●●○ · 10 minutes.* Before you buy a network, count its load. In one step of `DataParallel`, weights, batch and the gradient of the outputs leave the first device, and outputs and
+# the gradients of the weights come to it. Nothing passes through a third rank.
+
+# %% [markdown]
+# In DDP each rank reads its own batch. The gradients are added up around a ring, in which each of *n*
 # ranks sends 2(*n* − 1)/*n* times the bytes of the weights and receives as many ([Patarasuk and Yuan 2009](https://doi.org/10.1016/j.jpdc.2008.09.002); chapter 03 builds that ring).
 
 # %% [markdown]
-# **Goal:** return two numbers, for `DataParallel` and for DDP: the bytes that rank 0 sends and receives in one step, added up. What stays on rank 0 does not count. The model goes to all ranks, as in your `forward`, also to those without rows. `row` and `output` are the bytes of one row of the
+# **Goal:** return, for `DataParallel` and for DDP, the bytes that rank 0 sends and receives in one step, added up, without what stays there. The model goes to all ranks, also those without rows. `row` and `output` are the bytes of one row of the
 # batch and of its outputs; a gradient is as large as what it belongs to.
 #
 # | weights | rows | row | output | ranks | returns |
@@ -511,18 +530,21 @@ except (NotImplementedError, WorkerError) as error:
 # %% [markdown]
 # With straight copies, rank 0 carries three times as much as each of the other three ranks, and every additional rank adds to its load.
 # Rings pass the weights and their gradients on from rank to rank, so that those in the middle carry most; on GPUs, NCCL can do so for
-# `DataParallel` too ([torch/nn/parallel/comm.py](https://github.com/pytorch/pytorch/blob/main/torch/nn/parallel/comm.py)). What no ring
-# spreads is the batch and the outputs, because they begin and end on rank 0.
+# `DataParallel` too ([torch/nn/parallel/comm.py](https://github.com/pytorch/pytorch/blob/main/torch/nn/parallel/comm.py)).
+
+# %% [markdown]
+# What no ring spreads is the batch and the outputs, because they begin and end on rank 0.
 #
 # In DDP no rank is special. The same bytes pass through each, and they stay below four times the weights, however many ranks there are.
 
 # %% [markdown]
 # ## Bonus · The best DataParallel
 #
-# *As long as you like; there is no check and no single answer.* Eight ranks take one step. Each message takes 10 µs to begin, and a link carries 10 Gbit/s. In the beginning only rank 0's model, batch
-# and labels count, and in the end rank 0 has the gradient of the mean loss. `plain` does it step by step; everything between is up to you.
-#
-# `finish_us` runs your function in real ranks and replays what they sent on this network, so the same calls always take the same time. `plain` takes 1371 µs, and our best takes 747 µs.
+# *As long as you like; there is no check and no single answer.* Eight ranks take one step. A message takes 10 µs to begin, and a link carries 10 Gbit/s. At first only rank 0's model, batch
+# and labels count; in the end rank 0 has the gradient of the mean loss.
+
+# %% [markdown]
+# `finish_us` runs your function in real ranks and replays what they sent on this network, so the same calls always take the same time. `plain`, step by step, takes 1371 µs, and our best takes 747 µs.
 # DDP, which needs no broadcast and no scatter, takes 706 µs if it sums all gradients in one call. What is yours?
 
 

@@ -1,11 +1,12 @@
 # %% [markdown]
 # # Lab 02 · Process groups and ranks
 #
-# Five exercises on [chapter 02](../notebooks/02_process_groups.ipynb) and a bonus, 40 minutes without the bonus, on any computer. You write the
-# body of a function. `check` runs it in real workers, with several world sizes, and compares what they return with what is wanted.
-# It takes about a second, and it never stops the notebook.
-#
+# Five exercises on [chapter 02](../notebooks/02_process_groups.ipynb) and a bonus, 40 minutes without the bonus, on any computer.
 # Each exercise says how difficult it is and how important for the rest of the course, from ●○○ to ●●●.
+
+# %% [markdown]
+# You write the body of a function. `check` runs it in real workers, with several world sizes, and compares what they return with what is wanted.
+# It takes about a second, and it never stops the notebook.
 
 # %%
 import multiprocessing.util
@@ -19,9 +20,13 @@ from course_utils import Network, check, launch, progress
 # %% [markdown]
 # ## 1 · What does a failing check say?
 #
-# *Difficulty ●○○ · importance ●●● · 4 minutes.* You'll see many failing checks, so here's one on purpose. **Goal:** on every rank, return
-# the mean of all ranks' `tensor`. The answer is already there, and it's wrong. Run the three cells before you repair it.
-#
+# *Difficulty ●○○ · importance ●●● · 4 minutes.* You'll see many failing checks, so here's one on purpose.
+
+# %% [markdown]
+# **Goal:** on every rank, return
+# the mean of all ranks' `tensor`. The answer is already there, and it's wrong. Run the four cells below before you repair it.
+
+# %% [markdown]
 # Many exercises show a **specification** of what is wanted: a plain function for one process. It takes a list with one entry
 # per rank and returns a list with one result per rank. Your own function runs on every rank and sees only that rank's entry.
 
@@ -56,14 +61,13 @@ mean_of_all_check |= {"cases": ("a small number", "large numbers"), "require": (
 check(mean_of_all, **mean_of_all_check)
 
 # %% [markdown]
-# How to read a check that fails:
+# How to read it:
 #
-# - **The first line** names the smallest case that fails. Here it has two ranks, because on one rank sum and mean are the same number
-#   and the mistake doesn't show. That's why `check` tries several world sizes.
-# - **The table** has a row for each rank: what it was given, what was wanted, and what your function returned. An arrow marks the wrong
-#   ranks. Compare *wanted* and *got* before you read any code. Here, *got* is twice as much.
-# - **The last lines** name the first difference, and the calls this rank made.
-#
+# - **The first line** names the smallest case that fails: two ranks, since on one rank sum and mean are the same.
+# - **The table** has a row for each rank, and an arrow marks the wrong ones. Compare *wanted* with *got* first.
+# - **The last lines** name the first difference, and its rank's calls.
+
+# %% [markdown]
 # Now repair the answer. Run its cell, and then the check again.
 #
 # <details><summary>Hint 1: a nudge</summary>
@@ -81,8 +85,10 @@ check(mean_of_all, **mean_of_all_check)
 #
 # *Difficulty ●○○ · importance ●●○ · 5 minutes.* The chapter's formula only holds if all nodes run the same number of processes, and
 # schedulers such as Slurm don't guarantee that. Here node *k* runs `processes[k]` processes, and ranks count through the first node, then
-# the second, and so on. **Goal:** return the rank of the process with this local rank on this node. The question may be about any cluster,
-# not just the one you run on.
+# the second, and so on.
+
+# %% [markdown]
+# **Goal:** return the rank of the process with this local rank on this node. The cluster may be any, not just yours.
 #
 # With `processes = [2, 0, 3]`, local rank 1 of node 0 is rank 1, and local rank 2 of node 2 is rank 4. (Where an example says it all, the
 # specification is folded up.)
@@ -151,7 +157,10 @@ check(rank_of, spec=rank_of_spec, inputs=rank_of_inputs, **rank_of_check)
 # %% [markdown]
 # ## 3 · And where is this rank?
 #
-# *Difficulty ●●○ · importance ●●○ · 8 minutes.* Now the way back: a process knows its rank and has to find out which GPU to take. **Goal:**
+# *Difficulty ●●○ · importance ●●○ · 8 minutes.* Now the way back: a process knows its rank and has to find out which GPU to take.
+
+# %% [markdown]
+# **Goal:**
 # return the pair (node, local rank) of the process that calls `place_of`, however many processes each node runs, even if some nodes run
 # none.
 #
@@ -200,7 +209,10 @@ check(place_of, spec=place_of_spec, inputs=place_of_inputs, **cases_and_sizes)
 #
 # *Difficulty ●●○ · importance ●●● · 10 minutes.* All your scripts will begin like this. `torchrun` prepares `env://`; other people's
 # scripts ask for any of the three. Here nobody has made the group yet. `place` is `("env",)`, or `("tcp", address, port)`, or `("file",
-# path)`. **Goal:** join a gloo group there, add up `number` over all ranks, leave the group, and return the sum.
+# path)`.
+
+# %% [markdown]
+# **Goal:** join a gloo group there, add up `number` over all ranks, leave the group, and return the sum.
 #
 # The environment is the one `torchrun` sets, on two nodes if the world size is even. `MASTER_PORT` is set only when the place is `("env",)`. The
 # numbers are whole and may be large.
@@ -262,6 +274,8 @@ check(meet, spec=meet_spec, inputs=meet_inputs, **without_a_group)
 #
 # *Difficulty ●●● · importance ●●○ · 12 minutes.* Trainings that split both the data and the model arrange their ranks in a grid and
 # add up in two directions. The grid has `columns` columns and is filled row by row: with three columns, ranks 0, 1 and 2 are the first row.
+
+# %% [markdown]
 # **Goal:** return a pair: the sum of `tensor` (large whole numbers) over this rank's row, and the sum over its column. Make each sum with one
 # `all_reduce` in a group of its own.
 
@@ -327,9 +341,9 @@ check(grid_sums, spec=grid_sums_spec, inputs=grid_sums_inputs, **grids)
 # ## Bonus · Spare the slow link
 #
 # *As long as you like; there's no check and no single answer.* Four ranks on two nodes add up 100,000 numbers. Between
-# the nodes, a message takes ten times as long as within one, both to start and for each byte. A plain `all_reduce` doesn't know that. With groups you can do
-# better, because less has to cross between the nodes.
-#
+# the nodes, a message takes ten times as long, both to start and for each byte. A plain `all_reduce` doesn't know that. With groups, less has to cross.
+
+# %% [markdown]
 # `finish_us` runs your function in real ranks, records what they send, and replays the recording on this network, so the same
 # calls always take the same time. Two `all_reduce` calls over the groups of a mesh take 462 µs. Our best takes 302 µs. And yours?
 

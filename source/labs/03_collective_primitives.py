@@ -3,10 +3,11 @@
 #
 # Seven exercises on [chapter 03](../notebooks/03_collective_primitives.ipynb) and a bonus, 100 minutes without the bonus, on any computer. You build
 # collectives from messages, including some that torch doesn't have, find out who holds the others up, and finish with a report on your own measurements.
-#
-# Each exercise shows what is wanted in an example. `check` runs your function in real workers, with several world sizes, and compares what they
-# return with a specification that is folded up. It also looks at the recording of their calls. Each exercise says how difficult it is and how
-# important for the rest of the course, from ●○○ to ●●●.
+
+# %% [markdown]
+# Each exercise shows an example of what is wanted, and says how difficult it is and how important for the rest of the course, from ●○○ to ●●●.
+# `check` runs your function in real workers, with several world sizes, and compares what they return with a specification that is folded up. It
+# also looks at the recording of their calls.
 
 # %%
 import time
@@ -22,7 +23,10 @@ from course_utils.network.trace import Event, Trace
 # %% [markdown]
 # ## 1 · How do you gather unequal lengths?
 #
-# *Difficulty ●●○ · importance ●●○ · 15 minutes.* During evaluation each rank finds a different number of mistakes, but `dist.gather` needs equal shapes. **Goal:** on
+# *Difficulty ●●○ · importance ●●○ · 15 minutes.* During evaluation each rank finds a different number of mistakes, but `dist.gather` needs equal shapes.
+
+# %% [markdown]
+# **Goal:** on
 # `root`, return the list of all ranks' one-dimensional tensors, in the order of the ranks; everywhere else, return None. Use `send` and `recv` alone. Nobody needs to send more than two messages.
 #
 # | root 2 | rank 0 | rank 1 | rank 2 |
@@ -96,7 +100,10 @@ check(gather, **gather_check)
 # %% [markdown]
 # ## 2 · Who gets which token?
 #
-# *Difficulty ●●○ · importance ●●○ · 12 minutes.* Mixtures of experts send each token to the rank where its expert lives. Every rank has a list with one tensor for each rank. **Goal:**
+# *Difficulty ●●○ · importance ●●○ · 12 minutes.* Mixtures of experts send each token to the rank where its expert lives. Every rank has a list with one tensor for each rank.
+
+# %% [markdown]
+# **Goal:**
 # return the tensors that all ranks hold for *this* rank, in the order of the ranks. Use messages alone: send one to each of the other
 # ranks, with only what that rank needs.
 #
@@ -161,10 +168,13 @@ check(all_to_all, **all_to_all_check)
 # ## 3 · Which half of the ring does FSDP need?
 #
 # *Difficulty ●●● · importance ●●● · 20 minutes.* Sharded training (ZeRO, FSDP) only needs the first half of your ring, because each rank
-# keeps just its part of the summed gradient. But in the chapter's ring, rank 0 is left with chunk 1. **Goal:** on rank *r*, return **part
-# *r*** of the sum of all `x`, which has one dimension and any length, cut by `x.tensor_split(n)`. Send *n* − 1 messages of one part each,
+# keeps just its part of the summed gradient. But in the chapter's ring, rank 0 is left with chunk 1.
+
+# %% [markdown]
+# **Goal:** on rank *r*, return **part
+# *r*** of the sum of all `x`, which has one dimension and any length, cut by `x.tensor_split(n)`. Send *n* − 1 messages of one part,
 # and no collective. All parts travel at the same time: a rank may send before or after it receives, but no part may wait until some other
-# part has arrived.
+# has arrived.
 #
 # | | rank 0 | rank 1 | rank 2 |
 # | --- | --- | --- | --- |
@@ -239,7 +249,10 @@ check(part_of_sum, **part_of_sum_check)
 # %% [markdown]
 # ## 4 · Highest and lowest in one call?
 #
-# *Difficulty ●●○ · importance ●○○ · 8 minutes.* Every call costs latency, so it's best to ask two small questions in one. **Goal:** on every rank, for each place of `x`, return the largest minus the smallest
+# *Difficulty ●●○ · importance ●○○ · 8 minutes.* Every call costs latency, so it's best to ask two small questions in one.
+
+# %% [markdown]
+# **Goal:** on every rank, for each place of `x`, return the largest minus the smallest
 # number that any rank has there. Call `dist.all_reduce` once, and no other collective. (No number is a NaN: part 2 of the chapter shows what MAX would make of it.)
 #
 # | | rank 0 | rank 1 | rank 2 |
@@ -297,7 +310,10 @@ check(spread, **spread_check)
 # %% [markdown]
 # ## 5 · How do you sum one column?
 #
-# *Difficulty ●○○ · importance ●●● · 6 minutes.* A column of a matrix is a tensor with gaps, and torch lets gloo sum the wrong numbers without a word. **Goal:** replace column `k` of `matrix` by its sum over all ranks,
+# *Difficulty ●○○ · importance ●●● · 6 minutes.* A column of a matrix is a tensor with gaps, and torch lets gloo sum the wrong numbers without a word.
+
+# %% [markdown]
+# **Goal:** replace column `k` of `matrix` by its sum over all ranks,
 # leave everything else as it is, and return `matrix`. Send no more than the column.
 #
 # | k = 1 | rank 0 | rank 1 |
@@ -360,8 +376,11 @@ check(sum_column, **sum_column_check)
 # %% [markdown]
 # ## 6 · Who holds the others up?
 #
-# *Difficulty ●●○ · importance ●●● · 15 minutes.* A slow machine hides well: its own profile looks busy, and everybody else seems to have a slow network. A recording says when a call began (`event.start_s`) and when it was over (`event.end_s`). No
-# `all_reduce` is over before the last rank has come, so until then the others wait **for that rank**. **Goal:** return the straggler among four ranks: the one for which the others wait longest, over all
+# *Difficulty ●●○ · importance ●●● · 15 minutes.* A slow machine hides well: its profile looks busy, and everybody else's network slow. Recordings say when a call began (`event.start_s`) and was over (`event.end_s`). No
+# `all_reduce` is over before the last rank has come, so until then the others wait **for that rank**.
+
+# %% [markdown]
+# **Goal:** return the straggler among four ranks: the one for which the others wait longest, over all
 # `all_reduce`s together. The recordings also contain messages, which don't count. The picture is an example.
 
 
@@ -477,7 +496,10 @@ check(straggler, **straggler_check)
 # ## 7 · What do your own measurements say?
 #
 # *Difficulty ●●● · importance ●●○ · 25 minutes.* [The DDP lab](../notebooks/README.md), one of the five articles this course grew out of, asks for this: compare two ways to sum gradients, and see what one slow
-# rank does to all the others. Begin with three **recordings** of `ten_times` on four ranks (`launch(..., trace=True).trace`): with `dist.all_reduce`; with `two_calls`; and
+# rank does to all the others.
+
+# %% [markdown]
+# Begin with three **recordings** of `ten_times` on four ranks (`launch(..., trace=True).trace`): with `dist.all_reduce`; with `two_calls`; and
 # with `dist.all_reduce` again, with one slow rank of your choice. Put all three into the list `recordings`.
 
 
@@ -506,13 +528,17 @@ recordings = [
 
 # %% [markdown]
 # **Goal:** return `{"one": ..., "two": ..., "slow": ..., "straggler": rank}`, where `one` is the recording with one call (`all_reduce`),
-# `two` the one with two calls, and `slow` the one with a slow rank. For each of the three, return a dict with
+# `two` the one with two calls, and `slow` the one with a slow rank.
+
+# %% [markdown]
+# For each of the three, return a dict with
 #
 # * `calls`: how often rank 0 called what, such as `{"all_reduce": 10}`;
 # * `took_s`: the seconds from the first call of any rank until all are done;
 # * `inside_s`: a list of the seconds that each rank spent inside collectives;
 # * `finish_us`: when the slowest rank is done on `network`.
-#
+
+# %% [markdown]
 # Your times are your own: `check` computes them again from your recordings, and from two that are made up. For example, if rank 0 is inside
 # collectives from 0.0 to 0.4 s and from 0.5 to 0.6 s, its entry in `inside_s` is 0.5.
 
@@ -616,9 +642,9 @@ except NotImplementedError:
 # %% [markdown]
 # **Your conclusion**, in 100 words at most, is for a person to read. A good one says
 #
-# * which of the two ways is faster in the model, and what changes with 1,000 numbers instead of 100,000 (try it);
-# * whether your machine agrees with the model, and how you would find out whether that's chance;
-# * how much longer everything takes because of one slow rank, and in whose `inside_s` that shows.
+# * which way is faster in the model, and what changes with 1,000 numbers (try it);
+# * whether your machine agrees, and how you'd find out whether that's chance;
+# * how much time one slow rank costs, and in whose `inside_s` that shows.
 
 # %% [markdown] tags=["conclusion", "points-6"]
 # *Double-click here and write.*
@@ -627,9 +653,13 @@ except NotImplementedError:
 # ## Bonus · Fill the pipe
 #
 # *As long as you like; there's no check and no single answer.* In part 4 of the chapter, a ring `reduce` and a `broadcast` take 490 µs for a megabyte on eight ranks, where an
-# `all_reduce` takes 315 µs. Is that the last word on reduce and broadcast? Write your own, with messages along a chain of ranks: sums travel to the last rank,
+# `all_reduce` takes 315 µs. Is that the last word on reduce and broadcast?
+
+# %% [markdown]
+# Write your own, with messages along a chain of ranks: sums travel to the last rank,
 # and the result travels back. If you cut the tensor into many pieces, a rank can pass one piece on while it receives the next.
-#
+
+# %% [markdown]
 # `finish_us` runs your function in real ranks and replays the recording on the chapter's network, so the same calls always take the same time. A simple loop over 32
 # pieces takes 378 µs. Which number of pieces is best, and why aren't more always better? What changes with a latency of 100 µs?
 

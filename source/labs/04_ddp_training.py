@@ -3,9 +3,10 @@
 #
 # Five exercises on [chapter 04](../notebooks/04_ddp_training.ipynb) and a bonus, 55 minutes without the bonus, on any computer. You write distributed training that reports one loss, that can be stopped,
 # whose batches needn't fit into memory, and that notices when its ranks drift apart.
-#
-# `check` runs your code in 1, 2 and 3 real workers and compares it with the same training in one process, on all the data. It isn't enough for ranks to agree with each other; they have to
-# agree with that process. Each exercise says how difficult it is, and how important for the rest of the course, from ●○○ to ●●●.
+
+# %% [markdown]
+# `check` runs your code in 1, 2 and 3 real workers and compares it with the same training in one process, on all the data. Ranks have to agree with that process,
+# and not only with each other. Each exercise says how difficult it is, and how important for the rest of the course, from ●○○ to ●●●.
 
 # %%
 import functools
@@ -115,7 +116,7 @@ check(train, **train_check)
 
 # %% [markdown]
 # **Goal:** train with DDP and `sgd`, one step per row of `inputs` and `targets`, and return the global losses of all steps as one tensor in double precision, on every rank. The losses may cost **one**
-# `all_reduce` in all, not one per step. Leave DDP's options alone: `find_unused_parameters`, for one, sends a further message in every step. `take_step` takes a step and returns the loss of what it's given.
+# `all_reduce` in all. Leave DDP's options alone: some send further messages. `take_step` takes a step and returns the loss of what it's given.
 #
 # | three steps | rank 0 | rank 1 |
 # | --- | --- | --- |
@@ -205,15 +206,18 @@ check(global_losses, **global_losses_check)
 # *Difficulty ●●○ · importance ●●● · 15 minutes.* Every long job gets stopped at some point: by a time limit, by a crash, or by you. `Training` trains with DDP and momentum, and each rank adds noise to its inputs, from its own generator.
 
 # %% [markdown]
-# **Goal:** write `save` and `resume`. `check` trains for a few steps and calls `save`. Later, as new processes would, it makes a new
+# **Goal:** write `save` and `resume`. `check` trains a few steps and calls `save`. Later, as new processes would, it makes a new
 # `Training` from different numbers, calls `resume`, and trains on. In the end, weights and `steps` have to be those of
-# training that was never stopped. The training that was saved may go on as well: `save` changes nothing in it.
-#
+# training that was never stopped. The saved training may go on as well: `save` changes nothing in it.
+
+# %% [markdown]
 # - Every rank has its own disk. `save` leaves **one file, on rank 0's disk**, and nothing anywhere else. Before `resume`, that file has been copied to every disk.
 # - Write the file with `torch.save`. You decide what is in it, with one exception: a plain network, without DDP, has to be able to load
 #   `torch.load(path)["model"]`.
-# - A failing check shows the `files` on a rank's disk, `steps`, what a plain network has `loaded`, and the weights `in the end`: of the resumed training, and of the
-#   saved one that `went on`.
+
+# %% [markdown]
+# A failing check shows the `files` on a rank's disk, `steps`, what a plain network has `loaded`, and the weights `in the end`: of the resumed training, and of the
+# saved one that `went on`.
 
 
 # %%
@@ -370,13 +374,14 @@ check(stopping(Stoppable), **stoppable_check)
 # %% [markdown]
 # ## 4 · A batch in parts
 #
-# *Difficulty ●●● · importance ●●○ · 12 minutes.* Large models train with batches that no GPU can hold. A row of `inputs` doesn't fit into memory at once, so each rank takes it in `parts`, made by `chunk`, which may
-# leave the last one smaller. The model refuses more at once, and a sample takes up room until its `backward()`.
+# *Difficulty ●●● · importance ●●○ · 12 minutes.* Large models train with batches that no GPU can hold. A row of `inputs` is too large, so each rank takes it in `parts`, made by `chunk`; the last
+# may be smaller. The model refuses more, and a sample takes up room until its `backward()`.
 
 # %% [markdown]
 # **Goal:** with `model`, which is a DDP already, take one `sgd` step per row, as if the row were taken as a whole, and return the `weights`. Each step may cost one
 # `all_reduce`, however many parts there are.
-#
+
+# %% [markdown]
 # A row of 10 samples in 4 parts is taken as 3, 3, 3 and 1, and each sample counts for a tenth of this rank's loss. In the chapter, all parts had the same size.
 
 
@@ -552,11 +557,12 @@ check(first_fork, **first_fork_check)
 # %% [markdown]
 # ## Bonus · How few bytes do two ranks need?
 #
-# *As long as you like; there's no check and no single answer.* Two ranks train the chapter's network, each on its own half of the digits,
-# for five epochs at most. `plain` does it with DDP. Rank 0 then sends 188 MB, and the network gets about 97 % of the test digits right. Are
-# so many bytes necessary? Our best solution sends 2.0 MB, with as many digits right.
-#
-# In the end both ranks have to hold the same network; everything else, such as rate, optimiser and batch, is up to you.
+# *As long as you like; there's no check and no single answer.* Two ranks train the chapter's network, each on half of the digits,
+# for five epochs at most. With DDP, as in `plain`, rank 0 sends 188 MB, and the network gets about 97 % of test digits right.
+
+# %% [markdown]
+# Are so many bytes necessary? Our best solution sends 2.0 MB, with as many digits right. In the end both ranks have to hold the same network;
+# everything else, such as rate, optimiser and batch, is up to you.
 #
 # `tried` runs your function in real ranks, counts what rank 0 sends, and tests its network.
 

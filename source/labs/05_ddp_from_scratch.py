@@ -1,9 +1,12 @@
 # %% [markdown]
 # # Lab 05 · DDP from scratch
 #
-# Four exercises on [chapter 05](../notebooks/05_ddp_from_scratch.ipynb), 50 minutes, on any computer. In the chapter you wrote a DDP. Here you write what PyTorch's does beyond it:
-# it agrees on its buckets, knows what nobody used, copies nothing back, and lets you change what travels. `check` trains in real workers and compares with a **specification**: one process that
-# trains on the shards of all ranks. It also counts what was sent.
+# Four exercises on [chapter 05](../notebooks/05_ddp_from_scratch.ipynb), 50 minutes, on any computer. You write what PyTorch's DDP does beyond the chapter's: it agrees on its
+# buckets, knows what nobody used, copies nothing back, and lets you change what travels.
+
+# %% [markdown]
+# `check` trains in real workers and compares with a **specification**: one process that trains on the shards of all ranks. It also counts what was sent. Each exercise says how
+# difficult it is and how important for the rest of the course, from ●○○ to ●●●.
 
 # %%
 import functools
@@ -20,8 +23,12 @@ from course_utils import check, progress
 # %% [markdown]
 # ## 1 · Which buckets, after the first step?
 #
-# *●●○, importance ●●○, 12 minutes.* The best order to fill buckets is the one in which gradients really arrive. Each rank has seen an order of its own in the first step, and all need *the same* buckets. PyTorch takes rank 0's.
-# **Goal:** return the buckets, lists of parameter numbers, filled in rank 0's order. As in PyTorch, a bucket is closed **after** the parameter with which it reaches `limit_bytes`. So it may hold more than that.
+# *Difficulty ●●○ · importance ●●○ · 12 minutes.* The best order to fill buckets is the one in which gradients really arrive. Each rank has seen an order of its own in the first
+# step, and all need *the same* buckets. PyTorch takes rank 0's order.
+
+# %% [markdown]
+# **Goal:** return the buckets, lists of parameter numbers, filled in rank 0's order. `order` is a tensor, this rank's own. As in PyTorch, a bucket is closed **after** the parameter
+# with which it reaches `limit_bytes`. So it may hold more than that.
 
 # %%
 example = {
@@ -98,8 +105,11 @@ check(agreed_buckets, **options)
 # %% [markdown]
 # ## 2 · What did nobody use?
 #
-# *●●○, importance ●●○, 12 minutes.* The chapter's DDP gives a gradient of zeros to a parameter that no rank used, and an optimiser with momentum or weight decay then moves it. **Goal:** called after each backward,
-# average the gradient of every parameter that some rank used, with zeros from those that did not. Where *no* rank did, `.grad` stays `None`. One small message more may be sent.
+# *Difficulty ●●○ · importance ●●○ · 12 minutes.* The chapter's DDP gives a gradient of zeros to a parameter that no rank used, and an optimiser with momentum or weight decay then moves it.
+
+# %% [markdown]
+# **Goal:** called after each backward, average the gradient of every parameter that some rank used, with zeros from those that did not. Where *no* rank did, `.grad` stays `None`.
+# You may send one extra small message.
 
 
 # %%
@@ -246,8 +256,12 @@ check(training(average_used), **options)
 # %% [markdown]
 # ## 3 · Must gradients be copied?
 #
-# *●○○, importance ●●○, 8 minutes.* With `gradient_as_bucket_view=True` and `zero_grad(set_to_none=False)`, autograd writes each gradient where the message is read, as the chapter has measured. **Goal:** called once, before training, give every parameter a `.grad` that is a
-# **view** of one flat tensor of zeros, and return that tensor. The training then calls `flat.zero_()`, `backward()`, one `all_reduce(flat)` and `step()`: nothing is packed or copied back.
+# *Difficulty ●○○ · importance ●●○ · 8 minutes.* With `gradient_as_bucket_view=True` and `zero_grad(set_to_none=False)`, autograd writes each gradient where the message is read, as
+# the chapter has measured.
+
+# %% [markdown]
+# **Goal:** called once, before training, give every parameter a `.grad` that is a **view** of one flat tensor of zeros, and return that tensor. The training then calls
+# `flat.zero_()`, `backward()`, one `all_reduce(flat)` and `step()`: nothing is packed or copied back.
 
 
 # %%
@@ -323,9 +337,14 @@ check(in_one_memory(one_memory), **options)
 # %% [markdown]
 # ## 4 · Half the bytes, and nothing lost?
 #
-# *●●●, importance ●●○, 18 minutes.* A communication hook replaces DDP's `all_reduce` of a bucket. **Goal:** send each gradient as whole sixteenths, in int32, which is half the bytes of our double precision. What rounding leaves over is not
-# lost: keep it in `left_over`, a dict of your own, and add it to the same parameter's gradient in the next step. Return a future of the mean, flat and in the bucket's dtype. (Such **error feedback** is what makes coarse rounding train.)
-#
+# *Difficulty ●●● · importance ●●○ · 18 minutes.* A communication hook replaces DDP's `all_reduce` of a bucket. Yours rounds coarsely, but with **error feedback**: what rounding
+# leaves over is added in the next step.
+
+# %% [markdown]
+# **Goal:** send each gradient as whole sixteenths, in int32, which is half the bytes of our double precision. Keep what is left over in `left_over`, a dict of your own, and add it
+# to the same parameter's gradient in the next step. Return a future of the mean, flat and in the bucket's dtype.
+
+# %% [markdown]
 # The trap: after its first step DDP fills the bucket anew, in the order of arrival. `bucket.parameters()` says whose gradients `bucket.gradients()` are.
 
 
@@ -436,8 +455,8 @@ check(hooked(compress), **options)
 # %% [markdown]
 # ## Bonus · How few bits will do?
 #
-# Without a check: write a hook of your own, such as only the signs, or only the largest hundredth of a gradient, and train chapter 04's network on the digits with it. Plot the loss against *bytes sent* (`trace=True` counts them), next to plain DDP and
-# `bf16_compress_hook`. Where does error feedback begin to matter?
+# Without a check: write a hook of your own, such as only signs or the largest hundredth of a gradient, and train chapter 04's network on the digits with it. Plot the loss against
+# *bytes sent* (`trace=True` counts them), next to plain DDP and `bf16_compress_hook`. Where does error feedback begin to matter?
 
 # %% [markdown]
 # ## Which exercises pass?

@@ -1,10 +1,12 @@
 # %% [markdown]
 # # Lab 06 · What communication costs
 #
-# Five exercises on [chapter 06](../notebooks/06_what_communication_costs.ipynb) and a bonus, 75 minutes without the bonus, on any computer. `check` runs your function in
-# real workers, compares what they return with a **specification**, and replays their recording on a modelled network: a right
-# sum that takes too many bytes or too long does not pass. It measures virtual time, so a slow computer changes nothing. Each exercise says how difficult
-# it is and how important for the rest of the course, from ●○○ to ●●●.
+# Five exercises on [chapter 06](../notebooks/06_what_communication_costs.ipynb) and a bonus, 75 minutes without the bonus, on any computer. Each exercise says how difficult it is
+# and how important for the rest of the course, from ●○○ to ●●●.
+
+# %% [markdown]
+# `check` runs your function in real workers, compares what they return with a **specification**, and replays their recording on a modelled network: a right sum that takes too many
+# bytes or too long does not pass. It measures virtual time, so a slow computer changes nothing.
 
 # %%
 import functools
@@ -23,8 +25,11 @@ alpha, beta = 10, 8 / 80_000  # microseconds, and microseconds per byte
 # %% [markdown]
 # ## 1 · Up the tree and down again
 #
-# *Difficulty ●●○ · importance ●○○ · 12 minutes.* The chapter imports its tree. Write your own: small tensors, such as a loss, travel by trees. **Goal:** return the sum of all ranks' `x` on every rank, by messages alone. With *n* ranks no rank may send more than log₂ *n*
-# messages, rounded up, and all must be done within the chapter's 2 log₂ *n* · (alpha + *S* · beta), its logarithm rounded up too. It has to work for any number of ranks.
+# *Difficulty ●●○ · importance ●○○ · 12 minutes.* The chapter imports its tree. Write your own: small tensors, such as a loss, travel by trees.
+
+# %% [markdown]
+# **Goal:** return the sum of all ranks' `x` on every rank, by messages alone. With *n* ranks no rank may send more than log₂ *n* messages, rounded up, and all must be done within 2
+# log₂ *n* · (alpha + *S* · beta), the chapter's time, its logarithm rounded up too. Any number of ranks must do.
 
 
 # %%
@@ -86,10 +91,17 @@ check(tree_all_reduce, spec=tree_all_reduce_spec, inputs=tree_all_reduce_inputs,
 # %% [markdown]
 # ## 2 · How much of the all-reduce is left over?
 #
-# *Difficulty ●●○ · importance ●●● · 15 minutes.* Part 10 of the chapter lets all ranks be equally fast. Real ones are not. A bucket can be reduced when it is ready on **every** rank and the bucket before is
-# through. Each rank knows when its own buckets were ready, in µs since the backward pass began; the last entry is the end of its backward pass. **Goal:** return, as the same float on every rank, by how many µs all wait longer than for the slowest
-# rank's backward pass. Price each bucket by the chapter's ring with the alpha and beta above. One `all_reduce`, of one number per bucket, is enough.
-#
+# *Difficulty ●●○ · importance ●●● · 15 minutes.* Part 10 of the chapter lets all ranks be equally fast. Real ones are not. A bucket can be reduced when it is ready on **every** rank
+# and the bucket before is through.
+
+# %% [markdown]
+# `ready_us` says when this rank's own buckets were ready, in µs since the backward pass began; its last entry is the end of this rank's backward pass.
+
+# %% [markdown]
+# **Goal:** return, as the same float on every rank, by how many µs all wait longer than for the slowest rank's backward pass. Price each bucket by the chapter's ring with the alpha
+# and beta above. One `all_reduce` is enough, of one number per bucket.
+
+# %% [markdown]
 # | 2 ranks | bucket of 100,000 bytes | bucket of 20,000 bytes |
 # | --- | --- | --- |
 # | ready on rank 0, on rank 1 | 100, 120 | 200, 180 |
@@ -163,9 +175,11 @@ check(left_over, spec=left_over_spec, inputs=left_over_inputs, **options)
 # %% [markdown]
 # ## 3 · One line through everybody's measurements
 #
-# *Difficulty ●●○ · importance ●○○ · 15 minutes.* You fitted a line to one table. Now the table is spread: each rank has timed messages of its own, some ranks many, some a single one. **Goal:** return (latency in µs, Gbit/s) of the one line with the least sum of
-# squared **relative** errors over the measurements of all ranks, as two floats, the same on every rank. Measurements may not travel: one
-# `all_reduce` of at most six numbers is enough.
+# *Difficulty ●●○ · importance ●○○ · 15 minutes.* You fitted a line to one table. Now the table is spread: each rank has timed messages of its own, some ranks many, some a single one.
+
+# %% [markdown]
+# **Goal:** return (latency in µs, Gbit/s) of the one line with the least sum of squared **relative** errors over the measurements of all ranks, as two floats, the same on every
+# rank. Measurements may not travel: one `all_reduce` of at most six numbers is enough.
 
 
 # %%
@@ -226,9 +240,11 @@ check(fit, spec=fit_spec, inputs=fit_inputs, **options)
 # %% [markdown]
 # ## 4 · Choose, and agree
 #
-# *Difficulty ●●○ · importance ●●○ · 13 minutes.* Every rank has measured the network, and no two measured the same. If one chooses the ring and another the tree, each waits for a message that
-# never comes. **Goal:** return `"direct"`, `"tree"` or `"ring"`: whichever takes the least time for `size_bytes` on all *n* ranks, given the **worst** latency and the
-# **worst** bandwidth that any rank has measured.
+# *Difficulty ●●○ · importance ●●○ · 13 minutes.* Every rank has measured the network, and no two measured the same. If one chooses the ring and another the tree, each waits for a
+# message that never comes.
+
+# %% [markdown]
+# **Goal:** return `"direct"`, `"tree"` or `"ring"`: whichever takes the least time for `size_bytes` on all *n* ranks, given the **worst** latency and the **worst** bandwidth that any rank has measured.
 
 
 # %%
@@ -340,9 +356,12 @@ check(choosing(choose), spec=choose_spec, inputs=choose_inputs, **options)
 # %% [markdown]
 # ## 5 · Two levels
 #
-# *Difficulty ●●● · importance ●●○ · 20 minutes.* Ranks stand in nodes of `per_node`, in order; inside a node a byte is ten times as fast as between nodes. One ring through all of them leaves each node by one card only, and the
-# others idle. **Goal:** return the sum of all ranks' `x` on every rank, within the time of two levels: add up inside each node, so that each rank has its part of the node's sum; add up these parts across the nodes; share them
-# inside the node. It has to work for any number of nodes and for any shape. Collectives and groups are allowed; they are replayed as rings.
+# *Difficulty ●●● · importance ●●○ · 20 minutes.* Ranks stand in nodes of `per_node`, in order; inside a node a byte is ten times as fast as between nodes. One ring through all of
+# them leaves each node by one card only, and the others idle.
+
+# %% [markdown]
+# **Goal:** return the sum of all ranks' `x` on every rank, within the time of two levels: add up inside each node, so that each rank has its part of the node's sum; add up these
+# parts across nodes; share them inside the node. Any number of nodes and any shape must do. Collectives are allowed; they're replayed as rings.
 
 
 # %%
@@ -417,12 +436,17 @@ check(two_levels, spec=two_levels_spec, inputs=two_levels_inputs, **options)
 # %% [markdown]
 # ## Bonus · Where does your own line break?
 #
-# *As long as you like; there is no check and no single answer.* Time `dist.all_reduce` on a machine of your own: ten sizes from 1 KiB to 100 MB, the fastest of
-# twenty calls each, the slowest rank counted. On GPUs take NCCL, and synchronise before you read the clock. Fit one line, print the deviation per size, and look for neighbours that miss to the same side. From which
-# size on do you need a second line? `make gpu` writes such a table where there are GPUs. Or find one of nccl-tests for a machine that you know.
-#
+# *As long as you like; there is no check and no single answer.* Time `dist.all_reduce` on a machine of your own: ten sizes from 1 KiB to 100 MB, the fastest of twenty calls each,
+# the slowest rank counted. On GPUs take NCCL, and synchronise before you read the clock.
+
+# %% [markdown]
+# Fit one line, print the deviation per size, and look for neighbours that miss to the same side. From which size on do you need a second line? `make gpu` writes such a table where
+# there are GPUs. Or find one of nccl-tests for a machine that you know.
+
+# %% [markdown]
 # Whoever wants to write the fastest all-reduce for a given network goes on with [the challenge](challenge.ipynb).
-#
+
+# %% [markdown]
 # ## Which exercises pass?
 #
 # Each exercise as you last checked it in this notebook. `make progress` tells you the same about all labs.

@@ -1,11 +1,16 @@
 # %% [markdown]
 # # Lab 07 · Data, batches and numerics
 #
-# Five exercises and a bonus, 50 minutes without the bonus, on any computer. Exercises 1, 2 and 5 go with [chapter 07](../notebooks/07_data_batches_numerics.ipynb), 3 and 4 with [chapter 15](../notebooks/15_numerics.ipynb).
-# The chapters deal samples, add up sums and counts, and average gradients. Here each of these meets a case in which its simple form fails: an epoch cut in two, a median, numbers far from zero, tokens in micro-batches, a run that goes on at any step.
+# Five exercises and a bonus, 50 minutes without the bonus, on any computer. Exercises 1, 2 and 5 go with [chapter 07](../notebooks/07_data_batches_numerics.ipynb), 3 and 4 with
+# [chapter 15](../notebooks/15_numerics.ipynb).
 #
-# You write the body of a function. `check` runs it in real workers and compares what they return with a **specification**: one process that has the data of all ranks. The ranks' shares are hardly ever
-# equally large, and some rank may have nothing at all. Each exercise says how difficult it is and how important for the rest of the course, from ●○○ to ●●●.
+# In the chapters, simple forms of dealing, adding up and averaging were enough. Here each meets a case in which it fails.
+
+# %% [markdown]
+# You write a function's body. `check` runs it in real workers and compares what they return with a **specification**: one process that has all ranks' data. The ranks' shares are
+# rarely equally large, and a rank may have nothing.
+#
+# Each exercise says how difficult it is and how important for the rest of the course, from ●○○ to ●●●.
 
 # %%
 import functools
@@ -27,9 +32,15 @@ from course_utils import check, progress
 # %% [markdown]
 # ## 1 · The rest of an epoch
 #
-# *Difficulty ●●○ · importance ●●○ · 8 minutes.* A job may be stopped in the middle of an epoch and go on with fewer ranks, because a machine is gone. torch's `DistributedSampler` always begins an epoch at its first sample, and where
-# the hands are uneven, it deals some samples twice. **Goal:** write a sampler that deals each sample **once**. In epoch *e* all ranks shuffle alike, with `torch.randperm` and a generator seeded by `seed + e`. The first `done` samples of that order are left out: they were
-# dealt before, to however many ranks. The rest is dealt like cards. `len` is the length of this rank's hand. A hand may be asked for twice, and nothing is sent.
+# *Difficulty ●●○ · importance ●●○ · 8 minutes.* A job may be stopped in the middle of an epoch and go on with fewer ranks, because a machine is gone. torch's `DistributedSampler`
+# always begins an epoch at its first sample, and where the hands are uneven, it deals some samples twice.
+
+# %% [markdown]
+# **Goal:** write a sampler that deals each sample **once**. In epoch *e* all ranks shuffle alike, with `torch.randperm` and a generator seeded by `seed + e`. The first `done`
+# samples of that order are left out: they were dealt before, to however many ranks. The rest is dealt like cards.
+
+# %% [markdown]
+# `len` is the length of this rank's hand. A hand may be asked for twice, and nothing is sent.
 #
 # | 10 samples in this order | 8 2 5 0 9 3 7 1 6 4 |
 # | --- | --- |
@@ -129,12 +140,16 @@ check(dealing(EpochSampler), **sampler_check)
 # %% [markdown]
 # ## 2 · The median of numbers that stay where they are
 #
-# *Difficulty ●●○ · importance ●○○ · 10 minutes.* The median of the ranks' medians is not the median, and a billion losses are 4 GB, too much to send for one number. But *how many losses are at most 0.7?* is a question that one sum answers.
-# **Goal:** return on every rank the `k`-th smallest of all ranks' `losses`, to within a hundred-thousandth. You may ask often, but only a small part of the losses may travel.
-#
-# With `k` half-way up you get the median; further up, the loss that one sample in a hundred exceeds. The same search finds the threshold below which weights are pruned in a network that no rank holds alone.
+# *Difficulty ●●○ · importance ●○○ · 10 minutes.* The median of the ranks' medians is not the median, and a billion losses are 4 GB, too much to send for one number. But *how many
+# losses are at most 0.7?* is a question that one sum answers.
+
+# %% [markdown]
+# **Goal:** return on every rank the `k`-th smallest of all ranks' `losses`, to within a hundred-thousandth. You may ask often, but few losses may travel.
 #
 # Each rank has a vector of numbers between minus and plus a million, perhaps an empty one. Many may be equal. `k` is the same on all ranks and counts from 1.
+
+# %% [markdown]
+# With `k` half-way up you get the median; further up, the loss that one sample in a hundred exceeds. The same search finds the threshold below which weights are pruned in a network that no rank holds alone.
 
 
 # %%
@@ -208,10 +223,14 @@ check(kth_smallest, **kth_check)
 # %% [markdown]
 # ## 3 · A norm for numbers far from zero
 #
-# *Difficulty ●●○ · importance ●●○ · 8 minutes.* A synced norm that adds up sums and sums of squares fails far from zero. Time stamps are near 1.8 billion and their squares near 3 · 10¹⁸, where a float64 rounds to hundreds. The variance is the small
-# difference of two such numbers, and is lost. **Goal:** return this rank's `rows` with the mean and the deviation of **all** ranks' rows, column by column, as the specification says. Each rank has any number of rows, perhaps
+# *Difficulty ●●○ · importance ●●○ · 8 minutes.* A synced norm that adds up sums and squares fails far from zero. Time stamps are near 1.8 billion, their squares near 3 · 10¹⁸, where
+# a float64 rounds to hundreds. The variance, the small difference of two such numbers, is lost.
+
+# %% [markdown]
+# **Goal:** return this rank's `rows` with the mean and the deviation of **all** ranks' rows, column by column, as the specification says. Each rank has any number of rows, perhaps
 # one or none. Send only statistics, in no more messages than one `all_reduce` takes.
-#
+
+# %% [markdown]
 # This is the forward pass of `SyncBatchNorm`, which does not run on a CPU. It too gathers statistics of each rank, and combines them ([torch/nn/modules/_functions.py](https://github.com/pytorch/pytorch/blob/main/torch/nn/modules/_functions.py)).
 
 
@@ -293,13 +312,16 @@ check(normalise, **normalise_check)
 # %% [markdown]
 # ## 4 · Every token weighs the same
 #
-# *Difficulty ●●● · importance ●●● · 12 minutes.* Sentences have unequal lengths, so a batch is padded, and only real tokens count. Until October 2024 [Hugging Face's Trainer](https://huggingface.co/blog/gradient_accumulation)
-# took the mean of the micro-batches' means, so that a token weighed more where there were few. **Goal:** with `model`, a DDP already, and this rank's micro-batches, compute the gradient of the mean loss over **all** tokens of all ranks and
-# micro-batches, and return it with `gradients`.
-#
+# *Difficulty ●●● · importance ●●● · 12 minutes.* Sentences have unequal lengths, so a batch is padded, and only real tokens count. Until October 2024 [Hugging Face's
+# Trainer](https://huggingface.co/blog/gradient_accumulation) took the mean of the micro-batches' means, so that a token weighed more where there were few.
+
+# %% [markdown]
+# **Goal:** with `model`, a DDP already, and this rank's micro-batches, compute the gradient of the mean loss over **all** tokens of all ranks and micro-batches, and return it with `gradients`.
+
+# %% [markdown]
 # - A micro-batch is a pair `tokens, targets`, each (sentences, length). Where a target is -100, nothing is to be guessed: `cross_entropy` leaves it out. A micro-batch may be all padding.
 # - Ranks may have different numbers of micro-batches, at least one each. There is room for the graph of one at a time.
-# - Send each rank's gradients once, all in one message, and one small message more. (DDP divides the sum of the ranks' gradients by the world size.)
+# - Send each rank's gradients once, all in one message, and one extra small message. (DDP divides the sum of the ranks' gradients by the world size.)
 
 
 # %%
@@ -417,11 +439,12 @@ check(accumulating(token_gradient), **token_check)
 # %% [markdown]
 # ## 5 · Go on in the middle of an epoch
 #
-# *Difficulty ●●● · importance ●●○ · 12 minutes.* A run may stop after any step. New processes load the checkpoint (that is done) and go on at the global step `position`, with torch's own sampler.
-# **Goal:** take `steps` steps with `take_step`, in global batches of 12, on exactly the samples that an undisturbed run would see: epoch by epoch, in the order of
-# `DistributedSampler`. Do not load samples you skip, nor samples you do not come to: `data` notes which ones are read, in this process: use no loader with workers.
-#
+# *Difficulty ●●● · importance ●●○ · 12 minutes.* A run may stop after any step. New processes load the checkpoint (that is done) and go on at global step `position`, counted from 0.
 # An epoch of 30 samples has three steps: of 12 samples, of 12, and of 6.
+
+# %% [markdown]
+# **Goal:** take `steps` steps with `take_step`, in global batches of 12, on exactly the samples that an undisturbed run would see: epoch by epoch, in the order of
+# `DistributedSampler`. Load no sample that you skip or don't come to. `data` notes what this process reads, so use no loader with workers.
 
 
 # %%
@@ -547,9 +570,13 @@ check(interrupting(train_from), **train_from_check)
 # %% [markdown]
 # ## Bonus · Who takes which sentence?
 #
-# *As long as you like; there is no check and no single answer.* Chance has put 32 sentences of the novel into each global batch, and there they stay. But since every token weighs the same (exercise 4), it does not matter to the gradient which of the four
-# ranks takes which sentence, nor in which micro-batches. To the time it matters: in our model a micro-batch takes as long as 100 tokens, and as its sentences times the longest of them. And all wait for the slowest rank.
-#
+# *As long as you like; there is no check and no single answer.* Chance has put 32 sentences of the novel into each global batch, and there they stay. But since every token weighs
+# the same (exercise 4), the gradient doesn't depend on which of four ranks takes which sentence, in which micro-batch.
+
+# %% [markdown]
+# To the time it matters. In our model a micro-batch takes 100 tokens' time to begin, plus its sentences times the longest of them. And all wait for the slowest rank.
+
+# %% [markdown]
 # `plain` deals the sentences like cards, one micro-batch per rank. Then 28 % of the ranks' time goes to real tokens; the rest is padding, waiting and beginning. Our best has 73 %. What is yours? (`lengths` are known to all ranks, so nothing has to be sent.)
 
 

@@ -1,16 +1,21 @@
 # %% [markdown]
 # # Lab 08 · It hangs, lies or dies
 #
-# Six exercises on [chapter 08](../notebooks/08_it_hangs_lies_or_dies.ipynb) and a bonus, 65 minutes without the bonus, on any computer. You are on call. Four programs are broken as real ones are: one dies, one lies, two hang. For the fifth kind of trouble you write your own tool, and for the sixth you read what a whole cluster has left.
-#
-# Each broken program is run once, and you get what a cluster would give you: **the logs of its ranks**, with a traceback where a rank died, and the stack of a rank that is still busy after two seconds, as `py-spy dump` shows it. Lines of this notebook are counted within their cell. First you **name** the cause:
+# Six exercises on [chapter 08](../notebooks/08_it_hangs_lies_or_dies.ipynb) and a bonus, 65 minutes without the bonus, on any computer. You are on call. Four programs are broken: one dies, one lies, two hang. For the fifth trouble you write a tool, for the sixth you read what a whole cluster has left.
+
+# %% [markdown]
+# Each broken program is run once, and you get what a cluster would give you: **the logs of its ranks**, with a traceback where a rank died, and the stack of a rank that is still busy after two seconds, as `py-spy dump` shows it. Lines of this notebook are counted within their cell.
+
+# %% [markdown]
+# First you **name** the cause:
 #
 # - `rank`: the rank that behaves differently, dies first, or goes on with a wrong result. If there are several, name any one.
 # - `line`: a line of the program, as a text: the call that this rank makes otherwise or not at all, or the line that raises.
+
+# %% [markdown]
+# Then you **repair** it. `check` compares the names with that run, and tries the repair in new ones. Stuck with the names? `print(run_1.report)` shows what the course's launcher says of the run. Take it as the last hint: a cluster has none.
 #
-# Then you **repair** it. `check` compares the names with what happened in that run, and tries the repair in new runs in real workers. Stuck with the names? `print(run_1.report)` shows what the course's launcher says of the run. Take it as the last hint: a cluster has none.
-#
-# Each exercise says how difficult it is and how important for the rest of the course, from ●○○ to ●●●.
+# Each exercise says how difficult it is and how important for the course, from ●○○ to ●●●.
 
 # %%
 import functools
@@ -190,8 +195,10 @@ def named(spec):
 # %% [markdown]
 # ## 1 · Whose fault is it?
 #
-# *Difficulty ●○○ · importance ●●○ · 8 minutes.* A search keeps some of its candidates and wants the best of all ranks. Two logs of three end with a closed connection, so the network was searched for a day. **Goal:** return the highest of all ranks' `log_probs` for which `keep` is
-# true, on every rank. Some rank may have nothing to keep, never all. They may be very low. Few of many are kept, and the others are not to be sent.
+# *Difficulty ●○○ · importance ●●○ · 8 minutes.* A search keeps some of its candidates and wants the best of all ranks. Two logs of three end with a closed connection, so the network was searched for a day.
+
+# %% [markdown]
+# **Goal:** return the highest of all ranks' `log_probs` for which `keep` is true, on every rank. Some rank may have nothing to keep, never all. The values may be very low. Few of many are kept, and the others are not to be sent.
 #
 # | | rank 0 | rank 1 | rank 2 |
 # | --- | --- | --- | --- |
@@ -271,8 +278,10 @@ check(and_named(best), **best_check)
 # %% [markdown]
 # ## 2 · The log was right
 #
-# *Difficulty ●●○ · importance ●●○ · 8 minutes.* A large gradient is cut into one `part` per rank, and too long gradients are to be shortened. Rank 0's log shows the right factor at every step, and the model is useless. **Goal:** return this rank's part, shortened by the factor that makes the norm of
-# **the whole** gradient equal to `limit`. A gradient that is no longer than `limit` stays as it is. Parts may differ in length and be empty; they are too long to be sent.
+# *Difficulty ●●○ · importance ●●○ · 8 minutes.* A large gradient is cut into one `part` per rank, and too long gradients are to be shortened. Rank 0's log shows the right factor at every step, and the model is useless.
+
+# %% [markdown]
+# **Goal:** return this rank's part, shortened by the factor that makes the norm of **the whole** gradient equal to `limit`. A gradient that is no longer than `limit` stays as it is. Parts may differ in length and be empty; they are too long to be sent.
 #
 # | | rank 0 | rank 1 |
 # | --- | --- | --- |
@@ -354,7 +363,10 @@ check(and_named(clip), **clip_check)
 # ## 3 · After you
 #
 # *Difficulty ●●○ · importance ●○○ · 10 minutes.* The ranks stand in a ring, each with a strip of numbers, and before each step it needs the last number of its left neighbour. On paper all
-# is well: send to the right, receive from the left. The first step has not ended yet. **Goal:** return that number, then `strip`, as one tensor.
+# is well: send to the right, receive from the left. The first step has not ended yet.
+
+# %% [markdown]
+# **Goal:** return the left neighbour's last number, then `strip`, as one tensor.
 # Each rank sends one message, and no collective is called.
 #
 # | | rank 0 | rank 1 | rank 2 |
@@ -427,8 +439,10 @@ check(and_named(with_border), **with_border_check)
 # %% [markdown]
 # ## 4 · We only skip bad batches
 #
-# *Difficulty ●●● · importance ●●● · 14 minutes.* One batch in many thousand has a loss that is no number. Since its rank skips it, the training hangs about twice a day. To skip the step everywhere would waste the other ranks' good batches. **Goal:** take one step with DDP, SGD and a rate of 0.1, on the
-# mean of the losses that are finite. Where no rank's is, nobody takes a step. Return the `weights` afterwards, on every rank. Each rank computes with its own batch only.
+# *Difficulty ●●● · importance ●●● · 14 minutes.* One batch in many thousand has a loss that is no number. Since its rank skips it, the training hangs about twice a day. To skip the step everywhere would waste the other ranks' good batches.
+
+# %% [markdown]
+# **Goal:** take one step with DDP, SGD and a rate of 0.1, on the mean of the losses that are finite. Where no rank's is, nobody takes a step. Return the `weights` afterwards, on every rank. Each rank computes with its own batch only.
 #
 # | losses of ranks 0, 1, 2 | the step is taken on |
 # | --- | --- |
@@ -539,7 +553,10 @@ check(and_named(careful_step), **careful_step_check)
 # %% [markdown]
 # ## 5 · Who has parted?
 #
-# *Difficulty ●●○ · importance ●●● · 10 minutes.* The loss is a little worse than last week. No rank hangs, none dies, and no two ranks have been compared for a month. You want a test that any training can afford every hundred steps. **Goal:** return the names of those tensors in `model.state_dict()`, parameters and buffers,
+# *Difficulty ●●○ · importance ●●● · 10 minutes.* The loss is a little worse than last week. No rank hangs, none dies, and no two ranks have been compared for a month. You want a test that any training can afford every hundred steps.
+
+# %% [markdown]
+# **Goal:** return the names of those tensors in `model.state_dict()`, parameters and buffers,
 # that are not the same **in every bit** on all ranks: a list in the order of `state_dict()`, the same on every rank. The tensors are too large to be sent, but about a hundred bytes for each may travel.
 #
 # | | rank 0 | rank 1 | |
@@ -685,8 +702,10 @@ check(started_apart(parted), **parted_check)
 # %% [markdown]
 # ## 6 · Name the two
 #
-# *Difficulty ●●● · importance ●●● · 20 minutes.* A job of many ranks stands still. Each rank is in three groups: one whose ranks share its layers (tensor parallel), one whose ranks have copies of
-# them (data parallel), and the group of all. In some jobs the second one is a pipeline instead: ranks receive from the one before them, and send to the next. Two ranks hold up everybody else, each in code of its own. **Goal:** return these two, sorted, from the flight recorders' dumps.
+# *Difficulty ●●● · importance ●●● · 20 minutes.* A job of many ranks stands still. Each rank is in three groups: one shares its layers (tensor parallel), one has copies of them (data parallel), and the third is the group of all.
+
+# %% [markdown]
+# In some jobs the second is a pipeline: ranks receive from the one before them, and send to the next. Two ranks hold up everybody else. Each has been killed, or is busy in its own code and waits for nobody. **Goal:** return these two, sorted, from the flight recorders' dumps.
 #
 # | in `dumps[rank]` | |
 # | --- | --- |
@@ -696,7 +715,7 @@ check(started_apart(parted), **parted_check)
 # | `entry["is_p2p"]` | whether it's a message instead |
 # | `entry["state"]` | `"completed"`, or `"scheduled"` as long as somebody hasn't come |
 #
-# `members(dump, name)` gives the ranks of a group, and `partner(dump, entry)` the rank at the other end of a message. A waiting rank has left a dump, a killed one hasn't. One rank, the last, has done its part and nobody misses it.
+# `members(dump, name)` gives the ranks of a group, and `partner(dump, entry)` the rank at the other end of a message. A waiting rank has left a dump, a killed one hasn't. The last rank has made all its calls, so nobody waits for it.
 
 
 # %%
@@ -822,8 +841,10 @@ explanation
 # %% [markdown]
 # ## Bonus · Where did they part?
 #
-# *As long as you like; there is no check and no single answer.* Four ranks have each recorded 4,096 calls. Up to some call the recordings are the same, from there on they are not on all ranks. Which is that call? `plain` gathers all recordings, and rank 0 sends 270 kB for each search. It can be done with 300 bytes. `tried` runs your
-# function on three recordings and counts.
+# *As long as you like; there is no check and no single answer.* Four ranks have each recorded 4,096 calls. Up to some call the recordings are the same, from there on they are not on all ranks. Which is that call?
+
+# %% [markdown]
+# `plain` gathers all recordings, and rank 0 sends 270 kB for each search. It can be done with 300 bytes. `tried` runs your function on three recordings and counts.
 
 
 # %%

@@ -1,9 +1,10 @@
 # %% [markdown]
 # # Lab 09 · Many machines
 #
-# Four exercises on [chapter 09](../notebooks/09_many_machines.ipynb) and a bonus, 45 minutes without the bonus, on any computer. You write the body of a function;
-# `check` runs it in real workers, which play hosts here, and compares what they return with a **specification** of one process.
-# Exercises 3 and 4 send signals to processes, and only to their own. Each says how difficult it is and how important for the rest of the course, from ●○○ to ●●●.
+# Four exercises on [chapter 09](../notebooks/09_many_machines.ipynb) and a bonus, 45 minutes without the bonus, on any computer. You write a function; `check` runs it in real workers, which play hosts here, and compares it with a **specification** of one process. Exercises 3 and 4 send signals, and only to processes of their own.
+
+# %% [markdown]
+# Each exercise says how difficult it is and how important for the course, from ●○○ to ●●●.
 
 # %%
 import contextlib
@@ -33,8 +34,12 @@ from course_utils import check, progress
 # %% [markdown]
 # ## 1 · Who am I, and who started me?
 #
-# *Difficulty ●●○ · importance ●●○ · 8 minutes.* A script that runs everywhere has to read the names of each launcher. They can mix: under `srun torchrun`, Slurm's names are the agent's, so
-# `torchrun`'s count; and `mpirun` starts its helpers by `srun`. A Slurm job also sets names where `srun` has started nobody: chapter 09 has shown which. A script that believes them waits for ghosts.
+# *Difficulty ●●○ · importance ●●○ · 8 minutes.* A script that runs everywhere has to read the names that each launcher sets. They can mix: under `srun torchrun`, Slurm's names are the agent's, so `torchrun`'s count; and `mpirun` starts its helpers by `srun`.
+
+# %% [markdown]
+# A Slurm job also sets names where `srun` has started nobody (chapter 09, part 8). A script that believes them waits for ghosts.
+
+# %% [markdown]
 # **Goal:** return `(rank, local_rank, world_size, local_world_size)` as whole numbers; with no launcher, one rank alone.
 #
 # | | `torchrun` | `srun` | Open MPI's `mpirun` |
@@ -43,7 +48,8 @@ from course_utils import check, progress
 # | local rank | `LOCAL_RANK` | `SLURM_LOCALID` | `OMPI_COMM_WORLD_LOCAL_RANK` |
 # | world size | `WORLD_SIZE` | `SLURM_STEP_NUM_TASKS` | `OMPI_COMM_WORLD_SIZE` |
 # | local world size | `LOCAL_WORLD_SIZE` | how many numbers `SLURM_GTIDS` lists | `OMPI_COMM_WORLD_LOCAL_SIZE` |
-#
+
+# %% [markdown]
 # `SLURM_GTIDS` has the ranks of this host, such as `8,9,10,11`. (`SLURM_NTASKS_PER_NODE` is there only if somebody asked for `--ntasks-per-node`; `srun --ntasks=8` does not set it, and may put 7 tasks on one host and 1 on the next.)
 #
 # | the environment has | returns |
@@ -145,7 +151,10 @@ check(asking(ranks_of), **ranks_of_check, world_sizes=(1, 3))
 # %% [markdown]
 # ## 2 · One command for all hosts
 #
-# *Difficulty ●●○ · importance ●●○ · 10 minutes.* With a c10d rendezvous all hosts run the same command, and no host is told its number. **Goal:** return it as a list of words, from
+# *Difficulty ●●○ · importance ●●○ · 10 minutes.* With a c10d rendezvous all hosts run the same command, and no host is told its number.
+
+# %% [markdown]
+# **Goal:** return that command as a list of words, from
 # `"torchrun"` to `"train.py"`: `per_host` processes on each of `hosts` hosts, which meet at `endpoint` (such as `127.0.0.1:29400`) under the name `job`. The check lets
 # `torchrun` read it, and once run it, on two hosts that are processes here.
 
@@ -279,7 +288,10 @@ check(on_all_hosts(command), spec=command_spec, inputs=command_inputs, **command
 # %% [markdown]
 # ## 3 · Killed, and going on
 #
-# *Difficulty ●●● · importance ●●● · 17 minutes.* Two ranks train; a rank is killed in the middle, perhaps while it writes; all are started again. **Goal:** train until `steps` steps are done, saving after each to
+# *Difficulty ●●● · importance ●●● · 17 minutes.* Two ranks train; a rank is killed in the middle, perhaps while it writes; all are started again.
+
+# %% [markdown]
+# **Goal:** train until `steps` steps are done, saving after each to
 # the file `path`, so that at most the step of the death is done twice, and the weights come out **bit for bit** as if nothing had happened. Both ranks see the same files, and each
 # draws its own noise from torch's random numbers.
 
@@ -511,7 +523,10 @@ check(starting_again(train), **train_check)
 # ## 4 · Told to end
 #
 # *Difficulty ●●○ · importance ●●○ · 10 minutes.* A job that asked for it (`--signal=TERM@60`) gets SIGTERM before its time is up. Slurm sends it to every task, and it reaches the ranks
-# at different moments, some perhaps not at all. A rank that leaves alone leaves the others hanging. **Goal:** call `take_step(0)`, `take_step(1)`, ... until `steps` are done or **any** rank has got SIGTERM; then call `save(done)` once on every rank and return `done`, the number of
+# at different moments, some perhaps not at all. A rank that leaves alone leaves the others hanging.
+
+# %% [markdown]
+# **Goal:** call `take_step(0)`, `take_step(1)`, ... until `steps` are done or **any** rank has got SIGTERM; then call `save(done)` once on every rank and return `done`, the number of
 # steps, the same on all ranks. The step in which the signal comes is the last.
 #
 # | of 6 steps; SIGTERM comes to | every rank saves and returns |
@@ -610,9 +625,10 @@ check(telling(run_until_told), **run_until_told_check, allow=("processes",))
 # %% [markdown]
 # ## Bonus · A night that loses little
 #
-# *As long as you like; there is no check and no single answer.* Where a real Slurm is (chapter 09 says how to get one), `tried` hands your batch script and your `night.py` over, waits until the log says `working`, cuts the power of
-# one of two nodes, and prints the log up to the word `done`, with the seconds from the cut to that word. In the chapter the whole job goes back into the queue, which takes a quarter of a minute. Can a job of two nodes
-# go on with one, without the queue? (`srun --no-kill`, `--wait` and `torchrun` with `--nnodes=1:2` are worth a look; the node whose script runs is not the one that dies.)
+# *As long as you like; there is no check and no single answer.* With a real Slurm (see chapter 09), `tried` hands over your batch script and `night.py`, waits until the log says `working`, cuts the power of one of two nodes, and prints the log up to `done` and the seconds since the cut.
+
+# %% [markdown]
+# In the chapter the whole job goes back into the queue, which takes a quarter of a minute. Can a job of two nodes go on with one, without the queue? (`srun --no-kill`, `--wait` and `torchrun` with `--nnodes=1:2` are worth a look; the node whose script runs is not the one that dies.)
 
 
 # %% jupyter={"source_hidden": true}

@@ -2,7 +2,8 @@
 # # Lab 10 · Keras statistics and callbacks
 #
 # Four exercises on [chapter 10](../notebooks/10_keras.ipynb) and a bonus, 45 minutes without the bonus, on any computer. You write what DDP and `fit()` leave out: statistics of all data, gradients of unequal batches, one checkpoint, one moment to stop.
-#
+
+# %% [markdown]
 # `check` runs what you write in real workers and compares what it does with one process. All models are tiny and run on the CPU. Each exercise says how difficult it is and how important for the rest of the course, from ●○○ to ●●●.
 
 # %%
@@ -24,14 +25,16 @@ os.environ["KERAS_TORCH_DEVICE"] = "cpu"
 try:
     import keras
 except ModuleNotFoundError:
-    print("Needs Keras: pip install -c constraints.txt -e '.[keras]', then restart the kernel.")
+    print("Needs Keras: pip install 'ddp-course[keras]' keras==3.15.1, then restart the kernel.")
     get_ipython().input_transformers_post.append(lambda lines: [])  # other cells do nothing
 
 # %% [markdown]
 # ## 1 · The variance of everybody
 #
-# *Difficulty ●●○ · importance ●●○ · 10 minutes.* The ranks have trained, and their batch norms' moving statistics have drifted. The chapter averages means and variances. An average of variances is too small: it leaves out how far apart the ranks' means are, and with own digits they are far apart. **Goal:** give every rank the mean and
-# variance of **all ranks' data together**, and touch nothing else. All ranks have seen equally many samples. The model may hold other models, which hold others, frozen layers, and dropout with a state of whole numbers. Means may be far from zero.
+# *Difficulty ●●○ · importance ●●○ · 10 minutes.* The ranks have trained, and their batch norms' moving statistics have drifted. The chapter averages means and variances. An average of variances is too small: it leaves out how far apart the ranks' means are, and with own digits they are far apart.
+
+# %% [markdown]
+# **Goal:** give every rank the mean and variance of **all ranks' data together**, and touch nothing else. All ranks have seen equally many samples. The model may hold other models, which hold others, frozen layers, and dropout with a state of whole numbers. Means may be far from zero.
 #
 # | of one channel | rank 0 | rank 1 | afterwards, on both |
 # | --- | --- | --- | --- |
@@ -133,8 +136,10 @@ check(with_contents(pool_statistics), **pool_check)
 # %% [markdown]
 # ## 2 · One message per step
 #
-# *Difficulty ●●○ · importance ●●○ · 12 minutes.* The chapter's optimiser averages under `fit()`, with a message for each gradient, and a rank with few samples counts as much as one with many. Here ranks have batches of unequal size: `self.samples` is this rank's batch size, the same in each step. **Goal:** take each step with the gradient of the
-# mean loss over **all ranks' samples**, in **one** `all_reduce` per step. `gradients` is a list of tensors, each the gradient of this rank's own mean loss.
+# *Difficulty ●●○ · importance ●●○ · 12 minutes.* The chapter's optimiser averages under `fit()`, with a message for each gradient, and a rank with few samples counts as much as one with many. Here ranks have batches of unequal size: `self.samples` is this rank's batch size, the same in each step.
+
+# %% [markdown]
+# **Goal:** take each step with the gradient of the mean loss over **all ranks' samples**, in **one** `all_reduce` per step. `gradients` is a list of tensors, each the gradient of this rank's own mean loss.
 #
 # | one weight | rank 0 | rank 1 | |
 # | --- | --- | --- | --- |
@@ -238,7 +243,10 @@ check(fitting(OneMessage), **one_message_check)
 # ## 3 · A checkpoint by rank 0
 #
 # *Difficulty ●●● · importance ●●● · 13 minutes.* After each epoch the best model so far must be on disk. The best model so far is the one with the lowest mean of all ranks' `logs["loss"]` (all shares are equal
-# here); a `nan` is never best. **Goal:** when an epoch's mean is lower than all before, rank 0, and nobody else, calls `self.save(epoch)`; and no rank leaves `on_epoch_end` before the file is written. All ranks keep
+# here); a `nan` is never best.
+
+# %% [markdown]
+# **Goal:** when an epoch's mean is lower than all before, rank 0, and nobody else, calls `self.save(epoch)`; and no rank leaves `on_epoch_end` before the file is written. All ranks keep
 # in step.
 #
 # | epoch | 0 | 1 | 2 | 3 |
@@ -342,7 +350,10 @@ check(saving(SaveBest), **save_best_check)
 # %% [markdown]
 # ## 4 · Stop together
 #
-# *Difficulty ●●○ · importance ●●○ · 10 minutes.* `keras.callbacks.EarlyStopping` looks at this rank's own `val_loss` or `loss`, so one rank stops while the others wait for its gradients. **Goal:** after each epoch compare the mean of all ranks' `logs["loss"]` with the lowest so far. When it hasn't been lower for `self.patience` epochs in a row, set `self.model.stop_training = True`, on **every** rank in the same epoch. A mean that is no number (`nan`) isn't lower.
+# *Difficulty ●●○ · importance ●●○ · 10 minutes.* `keras.callbacks.EarlyStopping` looks at this rank's own `val_loss` or `loss`, so one rank stops while the others wait for its gradients.
+
+# %% [markdown]
+# **Goal:** after each epoch compare the mean of all ranks' `logs["loss"]` with the lowest so far. When it hasn't been lower for `self.patience` epochs in a row, set `self.model.stop_training = True`, on **every** rank in the same epoch. A mean that is no number (`nan`) isn't lower.
 #
 # | patience 2, epoch | 0 | 1 | 2 | 3 | 4 |
 # | --- | --- | --- | --- | --- | --- |

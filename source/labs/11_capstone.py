@@ -2,7 +2,8 @@
 # # Lab 11 · Capstone
 #
 # Four exercises on [chapter 11](../notebooks/11_capstone.ipynb), a post-mortem and a bonus, 80 minutes without the bonus, on any computer. The chapter proved what went wrong on each night. Here you cure the saves of Tuesday and Wednesday and Thursday's resume, and write the page that the team reads on Monday.
-#
+
+# %% [markdown]
 # `check` runs your code in real workers; in the first exercise it also kills them. Each exercise says how difficult it is and how important for the rest of the course, from ●○○ to ●●●.
 
 # %%
@@ -28,8 +29,12 @@ from course_utils import check, progress
 # ## 1 · Killed at any moment
 #
 # *Difficulty ●●○ · importance ●●● · 12 minutes.* On Wednesday a job was killed while it saved, and its only checkpoint was gone. A kill can come at any moment, and no `except` or `finally` runs after it.
-#
-# **Goal:** write `states` with `torch.save`, so that at every moment of the save `path` has a whole checkpoint: the old one or the new one (in a first save none or the new one). A save that was killed may leave rubbish next to it, and must not hinder the next one. A save that was not killed
+
+# %% [markdown]
+# **Goal:** write `states` with `torch.save`, so that at every moment of the save `path` has a whole checkpoint: the old one or the new one (in a first save none or the new one).
+
+# %% [markdown]
+# A save that was killed may leave rubbish next to `path`, and must not hinder the next one. A save that was not killed
 # leaves no file but `path`. (`save` is called on rank 0 only.)
 
 
@@ -193,10 +198,14 @@ check(survives(save), **save_check)
 # %% [markdown]
 # ## 2 · One disk has it, all go on
 #
-# *Difficulty ●●○ · importance ●●● · 12 minutes.* On Thursday rank 0 alone loaded the backup, since node-b could not reach it, and DDP's replicas were different models. **Goal:** with `model`, a DDP already, let **all** ranks go on from the checkpoint that only rank 0's `path` leads to, and return
+# *Difficulty ●●○ · importance ●●● · 12 minutes.* On Thursday rank 0 alone loaded the backup, since node-b could not reach it, and DDP's replicas were different models.
+
+# %% [markdown]
+# **Goal:** with `model`, a DDP already, let **all** ranks go on from the checkpoint that only rank 0's `path` leads to, and return
 # its epoch on every rank. The other ranks' `path` leads nowhere. If rank 0 has no file either, change nothing and return 0.
-#
-# The file was made by Monday's script: a dict with `model` (of the network, without the wrapper), `optimizer`, and `epoch`. The check compares every rank with that night right after `resume`, and again after two more steps.
+
+# %% [markdown]
+# The file was made by Monday's script: a dict with `model` (of the network, without the wrapper), `optimizer`, and `epoch`. The check compares every rank's model, right after `resume` and again after two more steps, with that of a training that never stopped.
 
 
 # %%
@@ -302,8 +311,9 @@ check(resuming(resume), **resume_check)
 # %% [markdown]
 # ## 3 · The newest that all have
 #
-# *Difficulty ●●○ · importance ●●○ · 12 minutes.* After this week every node keeps checkpoints on a disk of its own, as `epoch-7.pt`. A night may end in the middle of a save on one node only, and somebody clears old files away now and then. So disks differ. A rank that resumes from its own newest file repeats Thursday's mistake.
-#
+# *Difficulty ●●○ · importance ●●○ · 12 minutes.* Now every node keeps checkpoints on a disk of its own, as `epoch-7.pt`. A save may be killed on one node, and old files are cleared away, so disks differ. A rank that resumes from its own newest file repeats Thursday's mistake.
+
+# %% [markdown]
 # **Goal:** return on every rank the newest epoch of which **all** ranks have a file `epoch-N.pt` in `folder` that loads, or 0 if there is none. Other files may lie there. No rank may fail because of what it finds.
 #
 # | | rank 0 | rank 1 | returns |
@@ -418,8 +428,12 @@ check(looking(newest), **newest_check)
 # %% [markdown]
 # ## 4 · In the middle of an epoch
 #
-# *Difficulty ●●○ · importance ●●○ · 10 minutes.* Tuesday's script saved in the middle of an epoch, and its checkpoint only named the epoch. So whoever resumed trained on the first batches twice. **Goal:** train until `epochs` epochs are done, and however often the job dies, let every batch count **exactly once**.
-#
+# *Difficulty ●●○ · importance ●●○ · 10 minutes.* Tuesday's script saved in the middle of an epoch, and its checkpoint only named the epoch. So whoever resumed trained on the first batches twice.
+
+# %% [markdown]
+# **Goal:** train until `epochs` epochs are done, and however often the job dies, let every batch count **exactly once**.
+
+# %% [markdown]
 # `place` is what `save` was last called with, or `(0, 0)`. `batches(epoch)` has an epoch's batches, always in the same order. Call `take_step(batch)` for each one, and `save(place)` after every fifth step of an epoch and at its end, with whatever place lets you go on.
 #
 # | `save` was last called | then the job dies in | and goes on with |
@@ -539,7 +553,10 @@ check(dying(train_on), **train_on_check)
 # %% [markdown]
 # ## 5 · The post-mortem
 #
-# *About 30 minutes, one page.* It is Monday, and Ada, Ben and Chi are back. Write for them, and for whoever is on call next year. Blame nobody: people did what looked right with what they saw. A good one has
+# *About 30 minutes, one page.* It is Monday, and Ada, Ben and Chi are back. Write for them, and for whoever is on call next year. Blame nobody: people did what looked right with what they saw.
+
+# %% [markdown]
+# A good post-mortem has
 #
 # 1. a **summary** in three sentences: what failed, what it cost, what is cured now;
 # 2. a **timeline**, in which every line names its source: a file, a log, an experiment;

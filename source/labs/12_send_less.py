@@ -23,9 +23,13 @@ from course_utils.record.event import Event
 # %% [markdown]
 # ## 1 · Nothing is lost, only late
 #
-# *Difficulty ●●○ · importance ●●○ · 18 minutes.* The chapter's top-k forgets what it does not send. Write the hook with error feedback. `state.share` is the share of a bucket to send, and `state.left_over` a dict of your own, empty at first. **Goal:** add to each gradient what was left over of it,
+# *Difficulty ●●○ · importance ●●○ · 18 minutes.* The chapter's top-k forgets what it does not send. Write the hook with error feedback. `state.share` is the share of a bucket to send, and `state.left_over` a dict of your own, empty at first.
+
+# %% [markdown]
+# **Goal:** add to each gradient what was left over of it,
 # send the *k* largest of the whole bucket by absolute value, keep the rest, and return a future of the mean. The chapter's two gathers are given: `mean_of_sent(flat, places)`.
-#
+
+# %% [markdown]
 # The trap: in the first step DDP's buckets hold the parameters in a different order from all later ones. `bucket.parameters()` says whose gradients `bucket.gradients()` are.
 
 
@@ -160,9 +164,13 @@ check(under_ddp(remember), **options)
 # %% [markdown]
 # ## 2 · DiLoCo, and some ranks are slow
 #
-# *Difficulty ●●● · importance ●●○ · 20 minutes.* Ranks train alone, and the slow ones read fewer sequences until they meet. So a rank counts as much as it has `read`; one that has read nothing counts nothing. `anchor` is the network as all had it after the last exchange, and
-# `outer` an optimiser that holds the anchor's parameters. **Goal:** take the mean way of all ranks, between anchor and network, as the anchor's gradient, with the right sign. Let `outer` make one step. Then each network goes on from the anchor, its floating-point buffers from their mean over the ranks, weighted by the same shares. Inner
-# optimisers go on too, so change tensors in place. Frozen parameters stay as they are. Send each tensor once. At the end everything is **equal to the last bit** on all ranks.
+# *Difficulty ●●● · importance ●●○ · 20 minutes.* Ranks train alone until they meet, and slow ones read less. So a rank counts as much as it has `read`, which may be nothing. `anchor` is the network as all had it after the last exchange, and `outer` an optimiser of the anchor's parameters.
+
+# %% [markdown]
+# **Goal:** the anchor's gradient is the ranks' average displacement, anchor minus network, in which each rank counts by its share of what was read. Let `outer` make one step. Then each network goes on from the anchor, and its floating-point buffers from their mean over the ranks, weighted by the same shares.
+
+# %% [markdown]
+# Inner optimisers go on too, so change tensors in place. Frozen parameters stay as they are. Send each tensor once. At the end everything is **equal to the last bit** on all ranks.
 
 
 # %%
@@ -203,7 +211,7 @@ def outer_step(network, anchor, outer, read):
     share = read / total.item()
     for parameter, start in zip(network.parameters(), anchor.parameters()):
         if parameter.requires_grad:
-            start.grad = share * (start - parameter).detach()  # a way is minus a gradient
+            start.grad = share * (start - parameter).detach()  # SGD goes against it
             dist.all_reduce(start.grad)
     outer.step()
     for buffer in network.buffers():
@@ -221,7 +229,7 @@ def outer_step(network, anchor, outer, read):
 # A rank's share needs one number that nobody has alone. Which? And which way does SGD go, along a gradient or against it?
 # </details>
 # <details><summary>Hint 2: the approach</summary>
-# Sum <code>read</code> over ranks. Each rank multiplies its way (anchor minus network) by its share, and a sum over ranks gives the gradient. After <code>outer.step()</code>, which is the same on all ranks, copy the anchor into the network. Buffers: times share, then a sum.
+# Sum <code>read</code> over ranks. Each rank multiplies its displacement (anchor minus network) by its share, and a sum over ranks gives the gradient. After <code>outer.step()</code>, which is the same on all ranks, copy the anchor into the network. Buffers: times share, then a sum.
 # </details>
 # <details><summary>Hint 3: the code</summary>
 # <code>start.grad = share * (start - parameter).detach()</code> and <code>dist.all_reduce(start.grad)</code>, for parameters with <code>requires_grad</code>; at the end, under
@@ -325,8 +333,10 @@ check(exchanging(outer_step), **options)
 # %% [markdown]
 # ## 3 · Which one, on this cluster?
 #
-# *Difficulty ●●○ · importance ●●● · 17 minutes.* A `Cluster` says what you know before you rent it: ranks, network, the model's `shapes`, what a step computes, what compressing costs on top, and how many steps each method needs to the loss that you want (`None`: it never gets there). **Goal:** return
-# the name of the method whose whole training takes the least time; of equals, the one that comes first. Nothing overlaps. Price all sums and gathers as rings, as chapter 06 does:
+# *Difficulty ●●○ · importance ●●● · 17 minutes.* A `Cluster` says what you know before you rent it: ranks, network, the model's `shapes`, what a step computes, what compressing costs on top, and how many steps each method needs to the loss that you want (`None`: it never gets there).
+
+# %% [markdown]
+# **Goal:** return the name of the method whose whole training takes the least time; of equals, the one that comes first. Nothing overlaps. Price all sums and gathers as rings, as chapter 06 does:
 #
 # | method | what a rank sends, float32 unless it says otherwise |
 # | --- | --- |
@@ -509,9 +519,10 @@ check(for_all(choose), **options)
 # %% [markdown]
 # ## Bonus · A point of your own on the curve
 #
-# *As long as you like; there is no check.* Add a method to the chapter's table and figure, such as the signs of a gradient with error feedback, DiLoCo in bfloat16, or momentum before top-k, as Lin and others have it. Tune its learning rate, and DDP's as well, or the comparison is unfair. Is there
-# a method left and below of local SGD?
-#
+# *No minutes, no check.* Add a method to the chapter's table and figure, such as the signs of a gradient with error feedback, DiLoCo in bfloat16, or momentum before top-k. Tune its learning rate, and DDP's too. Does any method
+# land to the left of local SGD, and below it?
+
+# %% [markdown]
 # ## Which exercises pass?
 #
 # Each exercise as you last checked it in this notebook. `make progress` tells you the same about all labs.

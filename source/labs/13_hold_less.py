@@ -1,8 +1,7 @@
 # %% [markdown]
 # # Lab 13 · Hold less
 #
-# Five exercises on [chapter 13](../notebooks/13_hold_less.ipynb), 60 minutes, on any computer: two ask for a schedule and a plan, three are what somebody
-# would ask you at work. `check` runs your function in real workers and compares what they return with a **specification**. Each exercise says how difficult
+# Five exercises on [chapter 13](../notebooks/13_hold_less.ipynb), 60 minutes, on any computer: a schedule, a plan, and three that somebody might ask you at work. `check` runs your function in real workers and compares what they return with a **specification**. Each exercise says how difficult
 # it is and how important, from ●○○ to ●●●.
 
 # %%
@@ -226,11 +225,13 @@ check(stepping(step), spec=step_spec, inputs=step_inputs, **options)
 # %% [markdown]
 # ## 2 · A plan for a cluster
 #
-# *Difficulty ●●○ · importance ●●● · 12 minutes.* Part 10 compared two ways of sharding; there are more. With *n* ranks, each divisor *s* of *n* gives one: *s* neighbouring ranks share a copy of the model, and *n* / *s* copies are kept equal. A rank holds 4 / *s*
-# times the model's weights (weights, gradients, two moments).
+# *Difficulty ●●○ · importance ●●● · 12 minutes.* Part 10 compared two ways of sharding; there are more. With *n* ranks, each divisor *s* of *n* gives one: *s* neighbouring ranks share a copy of the model, and *n* / *s* copies are kept equal.
 
 # %% [markdown]
-# If *s* is more than 1, two full layers come on top. All `layers` have `layer_bytes`. **Goal:** return (*s*, *n* / *s*) of the fastest way whose bytes are at most `memory_bytes`, or `None` if nothing fits. `step_us` below prices a step by a replay, without computing.
+# A rank holds 4 / *s* times the model's weights (weights, gradients, two moments). If *s* is more than 1, two full layers come on top. All `layers` have `layer_bytes`.
+
+# %% [markdown]
+# **Goal:** return (*s*, *n* / *s*) of the fastest way whose bytes are at most `memory_bytes`, or `None` if nothing fits. `step_us(network, ranks, shard, layers, layer_bytes)` below prices a step by a replay, without computing.
 
 
 # %%
@@ -339,8 +340,7 @@ check(plan, spec=plan_spec, inputs=plan_inputs, cases=list(clusters), world_size
 # %% [markdown]
 # ## 3 · Clip a sharded model
 #
-# *Difficulty ●●○ · importance ●●● · 10 minutes.* A colleague's training explodes now and then, and `clip_grad_norm_` of each rank's shards made it worse. Each parameter in `shards` has this rank's part of the
-# mean gradient in `.grad`, or `None` there. The ranks of `group` hold different parts; ranks of other groups hold copies.
+# *Difficulty ●●○ · importance ●●● · 10 minutes.* A colleague's training explodes now and then, and `clip_grad_norm_` of each rank's shards made it worse. Each parameter in `shards` has its part of the mean gradient in `.grad`, or `None`. The ranks of `group` hold different parts; ranks of other groups hold copies.
 
 # %% [markdown]
 # **Goal:** scale all gradients in place so that the norm of the *whole* gradient is at most `max_norm`, and return the norm it had. Leave gradients as they are if it isn't finite. Gradients

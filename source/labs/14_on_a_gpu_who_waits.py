@@ -31,12 +31,10 @@ def busy_us(rows):
 # %% [markdown]
 # ## 1 · What would make it faster?
 #
-# *Difficulty ●●○ · importance ●●○ · 15 minutes.* `rows` are a recording of some steps. **Goal:** return three things. First the bytes **all-reduced** per step. Second the share of
-# communication that's hidden behind compute kernels, 0 if there is none. Third what takes most of the steps' time: `"GPU"` while a compute kernel runs, else `"network"` while a
-# collective does, else `"copies"` while a copy does, else `"host"`.
+# *Difficulty ●●○ · importance ●●○ · 15 minutes.* `rows` record some steps. **Goal:** return three things. First the bytes **all-reduced** per step, by collectives with `"AllReduce"` in their names. Second the share of communication that's hidden behind compute kernels, 0 if there is none. Third what takes most of the steps' time.
 
 # %% [markdown]
-# So a training that mostly waits for copies is told to look at its copies, not at its host. The specification is folded up. Below it is an example.
+# That is `"GPU"` while a compute kernel runs, else `"network"` while a collective does, else `"copies"` while a copy does, else `"host"`. So a training that mostly waits for copies is told to look at its copies, not at its host. The specification is folded up. Below it is an example.
 
 
 # %% jupyter={"source_hidden": true}
@@ -109,8 +107,7 @@ def read(rows):
 # </details>
 
 # %% [markdown]
-# From the real recordings the host's rows are left out, and some others at random, so that nobody can know their numbers. The rest is made up: so many kernels of
-# each kind per step, on so many streams.
+# From the real recordings the host's rows are left out, and some others at random, so that nobody can know their numbers. The rest is made up: the table below says how many kernels of each kind a step has, and on how many streams.
 
 
 # %%
@@ -174,7 +171,7 @@ check(read, spec=read_spec, inputs=read_inputs, cases=cases, world_sizes=(1, 2))
 # ## 2 · Find the straggler
 #
 # *Difficulty ●●○ · importance ●●● · 15 minutes.* `ranks` has the collectives of several ranks: `ranks[r][k].us` is how long the kernel of rank *r* ran in the *k*-th collective. A kernel that has started
-# waits for the others, and all end together. Each rank's clock begins at a moment of its own, so starts of different ranks can't be compared.
+# waits for the others, and all end together. Each rank has its own clock, so starts can't be compared.
 
 # %% [markdown]
 # **Goal:** return `(rank, us)`: for which rank the others waited longest in total, and how many µs. In each collective the last to arrive is the rank whose kernel is shortest, and each other rank waits
@@ -255,8 +252,10 @@ check(straggler, spec=straggler_spec, inputs=team_inputs, cases=list(teams), wor
 # %% [markdown]
 # ## 3 · Find the blocking call
 #
-# *Difficulty ●●○ · importance ●●● · 10 minutes.* Not only `.item()` blocks. **Goal:** return `(operator, us)`: in which of torch's operators the host was held up by the longest call of CUDA's, and how many µs
-# that call took. An operator's name begins with `aten::`. Operators nest: name the *innermost* one of the same thread around the call, or `None` if there's none.
+# *Difficulty ●●○ · importance ●●● · 10 minutes.* Not only `.item()` blocks. The name of an operator of torch's begins with `aten::`, that of a call of CUDA's with `cuda`. Operators nest.
+
+# %% [markdown]
+# **Goal:** return `(operator, us)`: the name of the *innermost* operator of the same thread around the longest call of CUDA's, and how many µs that call took. If no operator is around it, `operator` is `None`.
 
 
 # %%
@@ -335,8 +334,10 @@ check(blocking, spec=blocking_spec, inputs=blocking_inputs, cases=blocked_cases,
 # %% [markdown]
 # ## 4 · Find the exposed all-reduce
 #
-# *Difficulty ●●● · importance ●●○ · 10 minutes.* **Goal:** return `(k, us)`: which all-reduce of a recording is exposed for longest, counted from 0 in the order of their starts, and for how many µs. It's exposed while no
-# compute kernel runs. All-reduces have `"AllReduce"` in their names; there's at least one. Of equals, take the first.
+# *Difficulty ●●● · importance ●●○ · 10 minutes.* **Goal:** return `(k, us)`: which all-reduce of a recording is exposed for longest, counted from 0 in the order of their starts, and for how many µs, rounded to three decimal places.
+
+# %% [markdown]
+# It's exposed while no compute kernel runs. All-reduces have `"AllReduce"` in their names; there's at least one. Of equals, take the first.
 
 
 # %%

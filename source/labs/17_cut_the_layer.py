@@ -17,7 +17,7 @@ from course_utils import check, progress
 # %% [markdown]
 # ## 1 · Who knows this word?
 #
-# *Difficulty ●●○ · importance ●●● · 12 minutes.* The first layer, the **embedding**, is a table with a row for each word of the vocabulary. This rank has the rows in `shard`, from word number `first` on; ranks may have different numbers of rows. `ids` are the same on all ranks, of any shape.
+# *Difficulty ●●○ · importance ●●● · 12 minutes.* The first layer, the **embedding**, is a table with a row for each word of the vocabulary. This rank has the rows in `shard`, from word number `first` on; ranks may have different numbers of rows. `ids`, of any shape, are the same on all.
 
 # %% [markdown]
 # **Goal:** return the rows of all words, with one more dimension than `ids`. Hand in only as many numbers as you return, in one sum. Backward has to give `shard` its gradient, if all ranks compute the same loss. The specification:
@@ -109,7 +109,7 @@ check(embedding(embed), spec=embed_spec, inputs=embed_inputs, **embed_options)
 # %% [markdown]
 # ## 2 · The loss, without gathering
 #
-# *Difficulty ●●● · importance ●●● · 18 minutes.* The last layer gives a logit for each word. With 128,000 words and 8,192 tokens, all logits are 4 GB in float32, so nobody wants to gather them. This rank has those of its words, `logits` of shape (rows, words), from word `first` on. `targets` has a word per row, and is the same on all ranks.
+# *Difficulty ●●● · importance ●●● · 18 minutes.* The last layer gives a logit for each word. With 128,000 words and 8,192 tokens, that's 4 GB, too much to gather. This rank has `logits` of its words, (rows, words), from word `first` on. `targets` has a word per row, equal on all ranks.
 
 # %% [markdown]
 # **Goal:** return each row's cross entropy, and the gradient of their sum with respect to this rank's `logits`. Logits may be as large as 1,000, where exp is infinite. Hand in no more than three numbers per row, over all your collectives. The specification:
@@ -188,14 +188,14 @@ check(
 # %% [markdown]
 # ## 3 · Which group reduces which gradient?
 #
-# *Difficulty ●●○ · importance ●●● · 15 minutes.* A model is cut among `ways` neighbouring ranks: 0 to `ways` − 1 hold the first copy, the next `ways` the second, and so on. Each copy gets its own part of the batch. After backward a rank has a gradient for each name. `kinds` says what it is:
+# *Difficulty ●●○ · importance ●●● · 15 minutes.* `ways` neighbouring ranks share a copy of the model: the first `ways` ranks the first copy, the next the second, and so on. Each copy gets its own part of the batch. By name, a rank has gradients of three `kinds`:
 
 # %% [markdown]
 # | kind | whose gradient it is |
 # | --- | --- |
 # | `"cut"` | of this rank's own part of a weight |
-# | `"whole"` | of a weight that every rank has. The gradient is already complete, and the same on all ranks of a copy: a bias after the sum, for example |
-# | `"rows"` | of a weight that every rank has. The gradient comes from this rank's rows only: a norm's in sequence parallel, for example |
+# | `"whole"` | of a weight that every rank has. It's complete, and the same on all ranks of a copy: a bias after the sum, say |
+# | `"rows"` | of a weight that every rank has. It comes from this rank's rows only: a norm's in sequence parallel, say |
 
 # %% [markdown]
 # **Goal:** return a dict with the mean over copies of each copy's gradient. For `"cut"` and `"whole"`, send nothing inside a copy. The specification:

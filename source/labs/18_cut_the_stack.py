@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Lab 18 · Cut the stack
 #
-# Three exercises on [chapter 18](../notebooks/18_cut_the_stack.ipynb), 45 minutes, on any computer. A real model isn't eight equal layers: some layers are slower, one weight is used at both ends, and the norm of all gradients is spread over all stages. `check` runs your function in real workers and compares what they return with a **specification**, which one process computes.
+# Three exercises on [chapter 18](../notebooks/18_cut_the_stack.ipynb), 45 minutes, on any computer. In a real model some layers are slower, one weight is used at both ends, and the norm of all gradients needs all stages. `check` runs your function in real workers and compares what they return with a **specification**, which one process computes.
 
 # %%
 import functools
@@ -15,10 +15,10 @@ from course_utils import check, progress
 # %% [markdown]
 # ## 1 · Which layers for which stage?
 #
-# *Difficulty ●●○ · importance ●●○ · 18 minutes.* A pipeline is as fast as its slowest stage. The layer that turns numbers into words may take as long as several others, so equally *many* layers aren't equally *much* work. `layer_us` says what each layer takes, in the model's order. A stage gets neighbouring layers, and at least one.
+# *Difficulty ●●○ · importance ●●○ · 18 minutes.* A pipeline is as fast as its slowest stage. The layer that turns numbers into words may take as long as several others. `layer_us` says what each layer takes, in the model's order. A stage gets neighbouring layers, and at least one.
 
 # %% [markdown]
-# **Goal:** return a list with the number of layers of each stage, such that the slowest stage takes as little time as possible. There are at most ten layers; any best split will do. An example:
+# **Goal:** return how many layers each stage gets, such that the slowest stage takes as little time as possible. There are at most ten layers; any best split will do.
 #
 # | `layer_us` | `stages` | best split | slowest stage |
 # | --- | --- | --- | --- |
@@ -113,7 +113,7 @@ check(splitting(split_layers), spec=split_layers_spec, inputs=split_layers_input
 # %% [markdown]
 # ## 2 · One weight at both ends
 #
-# *Difficulty ●●○ · importance ●●● · 12 minutes.* Many language models use the same weight twice: the first layer looks words up in it, and the last one computes logits with it. In a pipeline the first stage and the last each have a copy. Both start equal. But each stage's backward gives only its own part of the gradient, so after a step they'd differ.
+# *Difficulty ●●○ · importance ●●● · 12 minutes.* Models often use one weight twice: the first layer looks words up in it, the last computes logits with it. In a pipeline the first and the last stage each have a copy, and each backward gives only part of the gradient, so they'd drift apart.
 
 # %% [markdown]
 # **Goal:** return the whole gradient on the first and the last stage, and `None` in between, where `gradient` is `None` too. Stages in between send nothing. If there's one stage, autograd has already added up both parts. The specification:
@@ -188,7 +188,7 @@ check(tying(tied_gradient), spec=tied_gradient_spec, inputs=tied_gradient_inputs
 # %% [markdown]
 # ## 3 · One norm over all stages
 #
-# *Difficulty ●●○ · importance ●●● · 15 minutes.* Gradients are clipped by the norm of *all* of them: if it's above `max_norm`, each is multiplied by `max_norm` / norm. But a stage has only its own. `gradients` is a dict by name. On the first and on the last stage, `"tied"` is the same weight's gradient, whole on both, as exercise 2 left it. It's one weight.
+# *Difficulty ●●○ · importance ●●● · 15 minutes.* If the norm of *all* gradients is above `max_norm`, each is multiplied by `max_norm` / norm. But a stage has only its own: `gradients` is a dict by name. On both ends, `"tied"` is the whole gradient of one weight, as in exercise 2.
 
 # %% [markdown]
 # **Goal:** return the norm over the whole model and a dict with this stage's clipped gradients. Hand in a single number, in one collective. The specification:
@@ -268,7 +268,7 @@ check(clip_stages, spec=clip_stages_spec, inputs=clip_stages_inputs, **clip_opti
 # %% [markdown]
 # ## Bonus · Two small stages instead of a large one
 #
-# *No minutes, no check.* Give each of two ranks four layers of the chapter's eight, once as one stage (layers 0 to 3 and 4 to 7), once as two (rank 0 has 0, 1, 4 and 5). The second way, a microbatch visits each rank twice. What happens to the bubble, and to the number of messages?
+# *No minutes, no check.* Two ranks share the chapter's eight layers, once as two stages (0 to 3, 4 to 7), once as four (rank 0 has 0, 1, 4 and 5). Then a microbatch visits each rank twice. What happens to the bubble, and to the messages?
 #
 # <details><summary>Answer</summary>
 # With v small stages per rank, the pipeline fills in steps that are v times as short, so the bubble shrinks to (p − 1) / (v m + p − 1). But a microbatch now crosses from rank to rank three times on its way forward, instead of once. <a href="https://arxiv.org/abs/2104.04473">Narayanan and others</a> call this schedule <em>interleaved</em>; PyTorch has it as <code>ScheduleInterleaved1F1B</code>.

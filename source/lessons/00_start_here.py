@@ -3,10 +3,9 @@
 #
 # **Can one notebook train one model in two processes, and is it still the same model?**
 #
-# Find out in 35 minutes, on this computer. You'll start real workers, write the one line that their training rests on, watch them
-# learn, and see what happens when one of them forgets a call.
+# Find out in 35 minutes. You'll start real workers, write the line that their training rests on, and see what happens when one forgets a call.
 #
-# **Hardware:** two CPU cores are enough. With a GPU for each worker, the same cells run on the GPUs.
+# **Hardware:** two CPU cores, or a GPU for each worker.
 
 # %% tags=["keep-output"]
 from course_lessons import chapter_00
@@ -17,8 +16,8 @@ show(chapter_00.two_workers(), caption)
 
 # %% [markdown]
 # **How this page works.** It's made of cells. Click the grey one above the picture and press <kbd>Shift</kbd>+<kbd>Enter</kbd>: it
-# runs, its output appears underneath, and the next cell is selected. Go on like this from top to bottom. The first cells take a few seconds, because
-# they load PyTorch. After a break, *Run > Run All Above Selected Cell* brings you back to where you were.
+# runs, its output appears underneath, and the next cell is selected. Go on like this. The first cells take a few seconds to load PyTorch.
+# After a break, *Run > Run All Above Selected Cell* brings you back.
 
 # %% jupyter={"source_hidden": true}
 import os
@@ -62,10 +61,10 @@ print("processes, with the notebook's own:", len({os.getpid(), *process_ids}))
 # %% [markdown]
 # ## Write one line
 #
-# The workers are separate processes, so they share no variables and have to send messages. `dist.all_reduce(x)` sends such messages for
-# you. It's a **collective**: all ranks call it together, each brings a tensor, and on every rank that tensor is replaced by the sum of all of them.
+# The workers share no variables, so they send messages, on CPUs through the library **gloo**. `dist.all_reduce(x)` is a **collective**:
+# all ranks call it together, each brings a tensor, and on every rank that tensor is replaced by the sum of all.
 #
-# **Write** (2 minutes) the missing line: return the average. Then run the next two cells, in which real workers judge it.
+# **Write** (2 minutes) the missing line: return the average. Then run the next two cells.
 
 
 # %%
@@ -175,27 +174,27 @@ def add_up_but_rank_2_forgets():
 try:
     launch(add_up_but_rank_2_forgets, world_size=4, timeout=4)
 except WorkerError as error:
-    hang = error
+    accident = error
     answer = "no answer" if isinstance(error, WorkerTimeout) else "an error"
     others_get.measured(answer)
     raise
 
 # %% [markdown]
-# That was a **hang**, and on a cluster it can cost a night. The message says which ranks wait, in which line, for whom, and why. Your notebook is
+# That was a **hang**: no rank fails, and none gets any further. The message says which ranks wait, in which line, for whom, and why. Your notebook is
 # unharmed: `launch` has stopped all workers.
 
 # %% [markdown]
 # The same story as a picture:
 
 # %%
-plot_calls(hang)
+plot_calls(accident)
 
 # %% [markdown]
 # That's the whole course in miniature: workers, a sum, a training run, a hang. The rest of this chapter takes a closer look, and
 # [the course map](README.md) shows where it goes from here.
 
 # %% [markdown]
-# First, what does your machine have to offer? Nothing here needs a GPU. Unless there's one for each worker, the workers talk through **gloo**, a library that comes with PyTorch.
+# First, what does your machine have to offer? Nothing here needs a GPU. Unless there's one for each worker, all of them work on the CPU and talk through gloo.
 
 # %% tags=["nbval-ignore-output"]
 hardware()
@@ -345,10 +344,10 @@ show(
 # %% [markdown]
 # ## When a worker fails
 #
-# Sooner or later, a worker will fail. Below, each of four ranks picks a digit and measures how bright it is, and then the ranks add up the
-# four numbers. This cell fails on purpose.
+# Sooner or later, a worker will fail. Two cells below, each of four ranks picks a digit and measures how bright it is, and then the ranks add up the
+# four numbers. That cell fails on purpose.
 #
-# **Predict.** Look at `careless` two cells below, but don't run it yet. Which rank will the message blame?
+# **Predict.** Look at its `careless`, but don't run it yet. Which rank will the message blame?
 
 # %%
 blamed = predict("the message blames rank", ..., choices=(0, 1, 2, 3))

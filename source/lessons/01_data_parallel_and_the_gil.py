@@ -3,10 +3,11 @@
 #
 # **`model = DataParallel(model)` uses all your GPUs in one line, with threads. Why does everybody train with processes instead?**
 #
-# An appendix: **skip it on a first reading**, since no later chapter needs it. In 45 minutes you'll write `DataParallel` with threads and its twin
-# with processes, and measure when each of them pays off.
+# An appendix: **skip it on a first reading**. In 45 minutes you'll write `DataParallel` with threads and its twin with processes, and measure both.
 #
-# **Hardware:** two CPU cores. Two or more GPUs bring one cell to life, in part 6.
+# **Hardware:** two CPU cores; one cell is for several GPUs.
+
+# %% [markdown]
 # **Before:** [00 · Start here](00_start_here.ipynb). **Next:** [02 · Process groups and ranks](02_process_groups.ipynb).
 # **Lab:** [01 · DataParallel and the GIL](../exercises/01_data_parallel_and_the_gil.ipynb), best done after chapter 03.
 
@@ -136,7 +137,7 @@ show(racing.bars(races), "Below the dashed line, threads lose. Processes are the
 
 # %% [markdown]
 # A second measurement explains the threads' bars: how many cores they kept at work, and how much CPU time they needed, compared with the
-# work in turn. The first divided by the second is their speed.
+# work in turn. Divide the cores by the CPU time, and you get the threads' bar.
 
 # %% tags=["row-B2"]
 chapter_01_pictures.draw_cores(races)
@@ -206,7 +207,7 @@ chapter_01_pictures.draw_threads(data_parallel)
 # </details>
 
 # %% [markdown]
-# And torch's own `DataParallel`? Where there are no GPUs, it uses no device at all; it simply calls your module. That's why we measure the threads of ours.
+# And torch's own `DataParallel`? Where there are no GPUs, it uses no device at all; it simply calls your module. That's why part 4 measures threads of our own.
 
 # %% tags=["row-B1"]
 devices = launch(lambda: DataParallel(network(4)).device_ids, world_size=1, backend="gloo")[0]
@@ -345,7 +346,7 @@ chapter_01_pictures.draw_gradients(in_processes)
 # take the step with an optimiser of its own, and no rank is special. This is what DDP does.
 
 # %% [markdown]
-# And on GPUs, which do their work by themselves? There, Python only has to **launch** one kernel after the other. This recording shows how well one interpreter feeds one GPU: ResNet-50 in
+# And on GPUs, which do their work by themselves? There, Python only **launches** *kernels*, the functions that run on the GPU, one after the other. This recording shows how well one interpreter feeds one GPU: ResNet-50 in
 # DDP on two A100 (from Meta's [Holistic Trace Analysis](https://github.com/facebookresearch/HolisticTraceAnalysis)).
 
 # %%
@@ -386,8 +387,8 @@ predict()
 
 # %% [markdown]
 # The GIL is a mutex for all Python code of a process, so threads only gain while they're out of Python. `DataParallel` runs one of its four steps in threads
-# and leans on device 0 in all of them; its twin needs neither. That's why training takes **one process for each device**, as [PyTorch's
-# documentation recommends](https://docs.pytorch.org/docs/stable/distributed.html#basics), for the same two reasons.
+# and leans on device 0 in the other three; its twin needs neither. So [PyTorch's documentation
+# recommends](https://docs.pytorch.org/docs/stable/distributed.html#basics) **one process for each device**, for the same two reasons.
 
 # %% [markdown]
 # Who are these processes, and how do they find each other? [02 · Process groups and ranks](02_process_groups.ipynb).

@@ -5,15 +5,18 @@
 #
 # In 60 minutes you will be able to
 #
-# 1. say what node, rank, local rank and world size are, and which of them chooses a GPU;
-# 2. let workers meet in three ways, and do so without a port collision on a shared machine;
-# 3. start the same function with `mp.spawn`, `multiprocessing.Process` and `torchrun`;
+# 1. say what node, rank, local rank and world size are, and which chooses a GPU;
+# 2. let workers meet in three ways, without a port collision;
+# 3. start a function with `mp.spawn`, `multiprocessing.Process` and `torchrun`;
 # 4. build groups within the group, and read the report of a crash and of a hang.
 #
-# **Hardware:** any computer; all groups here use gloo on the CPU. A GPU only changes the table in part 3.
+# **Hardware:** any computer; all groups here use gloo on the CPU.
+
+# %% [markdown]
 # **Before:** [00 · Start here](00_start_here.ipynb). **Next:** [03 · Collective primitives](03_collective_primitives.ipynb).
 # **Lab:** [02 · Process groups and ranks](../exercises/02_process_groups.ipynb).
-#
+
+# %% [markdown]
 # Five cells ask you to **predict**: answer below the cell or in place of its three dots, and a later cell compares your answer with what was measured.
 # Two cells ask you to **write** a function, and real workers check it.
 
@@ -36,12 +39,11 @@ from course_utils import WorkerError, check, launch, plot_ranks, predict
 # %% [markdown]
 # ## 1 · Is there a master?
 #
-# Many tutorials talk about workers that compute and a *master* that coordinates them, and have you set `MASTER_ADDR`. *The DDP
+# Many tutorials talk about workers that compute and a *master* that coordinates them, and they tell you to set `MASTER_ADDR`. *The DDP
 # getting-started guide*, one of the five articles this course grew out of ([the course map](README.md) lists them), does so too.
 
 # %% [markdown]
-# Let's look
-# for that master. Four ranks add up the numbers 0 to 99: each takes every fourth number, and `all_reduce` adds up the four results.
+# Let's look for that master. Four ranks add up the numbers 0 to 99: each takes every fourth number, and `all_reduce` adds up the four results.
 
 
 # %%
@@ -103,7 +105,7 @@ keys_of_sums.measured(len(later) - len(joined))
 # %% [markdown]
 # None. The store has no new keys for the sums: once gloo knows the addresses, it connects the ranks directly, and the numbers go straight
 # from rank to rank. **What people call the master is this store**, a place where addresses are left. It computes nothing and gives no
-# orders, and here it just happens to live in rank 0's process.
+# orders, and here it happens to live in rank 0's process.
 
 # %% [markdown]
 # **Check yourself.** Does the store have to live in rank 0?
@@ -637,8 +639,9 @@ def only_members_call():
 launch(only_members_call, world_size=4, nodes=2, backend="gloo", timeout=4)
 
 # %% [markdown]
-# Skipping the call does no visible harm; it's the *next* `new_group` that hangs. Groups are numbered in the
-# order of the calls, so the group of all four is number 1 for ranks 0 and 1, but number 2 for ranks 2 and 3. They look for each other under different numbers. In a script they'd wait for [torch's own timeout](https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.init_process_group): thirty minutes with gloo.
+# Skipping the call does no visible harm; the *next* `new_group` hangs. Groups are numbered in the
+# order of the calls, so the group of all four is number 1 for ranks 0 and 1, but number 2 for ranks 2 and 3. Under these they look for each other: in a script until [torch's own
+# timeout](https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.init_process_group), thirty minutes with gloo.
 
 # %% [markdown]
 # Where do they look? **Predict.** Four ranks have joined, and all call `new_group([2, 3])`. How many *more* keys are in the store afterwards?

@@ -10,10 +10,14 @@
 # 3. write a ring all-reduce from messages alone;
 # 4. avoid results that are silently wrong, and find the rank that holds all the others up.
 #
-# **Hardware:** two cores. If there's a GPU for each rank, ranks talk through NCCL, except in the cells about gloo. **Before:** [02 · Process groups](02_process_groups.ipynb).
+# **Hardware:** two cores. If there's a GPU for each rank, ranks talk through NCCL, except in the cells about gloo.
+
+# %% [markdown]
+# **Before:** [02 · Process groups](02_process_groups.ipynb).
 # **Next:** [04 · DDP training](04_ddp_training.ipynb).
 # **Lab:** [03 · Collective primitives](../exercises/03_collective_primitives.ipynb).
-#
+
+# %% [markdown]
 # Five cells ask you to **predict**: answer below the cell or in place of its three dots, and a later cell compares your answer with what real ranks did. One cell asks you to **write** a function.
 
 # %%
@@ -285,9 +289,9 @@ for world_size in (2, 3, 4):
 
 # %% [markdown]
 # Only the first number of each list is a result. The others are unfinished sums: 9 is 2 + 3 + 4, on its way to the root.
-# A different size, version or backend may leave something else, and no error tells you.
+# A different version or backend may leave something else, and no error tells you.
 #
-# **The cure:** read the output of `reduce` on the root only. If the other ranks need it, call `all_reduce`.
+# **The cure:** read the output of `reduce` on the root only. If others need it, call `all_reduce`.
 
 # %% [markdown]
 # **Check yourself.** Only rank 0 should print the mean accuracy. Do you call `reduce`, `gather` or `all_reduce`?
@@ -353,8 +357,7 @@ print("does any rank have a NaN?      ", [is_nan for _, is_nan in results])
 
 # %% [markdown]
 # The NaN is gone, and it took the 3 and the 4 with it, because `<` and `>` are always false for a NaN. So don't look for a NaN with MAX or
-# MIN of the numbers themselves. **The cure:** ask for it separately. Each rank brings a flag, and MAX of the flags is 1 if any rank has a
-# NaN.
+# MIN of the numbers. **The cure:** ask for it separately. Each rank brings a flag, and MAX of the flags is 1 if any rank has one.
 
 # %% [markdown]
 # ## 3 · All to all
@@ -451,7 +454,8 @@ plot_timeline(results.trace, "Nobody leaves the barrier before rank 3, the last,
 # | for each rank a part of the sum | `reduce_scatter_tensor` |
 # | something different from everybody for everybody | `all_to_all_single` |
 # | "wait until rank 0 has downloaded the data" | `barrier` |
-#
+
+# %% [markdown]
 # **Check yourself.** A colleague puts a barrier after every `all_reduce`, "to be safe". Why doesn't it help?
 #
 # <details><summary>Answer</summary>
@@ -464,7 +468,7 @@ plot_timeline(results.trace, "Nobody leaves the barrier before rank 3, the last,
 #
 # Data parallel training depends on **all_reduce**: every rank brings its gradient, and every rank gets the sum. The *direct* way is to send
 # everything to rank 0, which adds it up and sends the sum back. With four ranks and 32 bytes each, that makes 192 bytes in all, and the
-# busiest rank sends 96 of them.
+# busiest rank sends 96.
 
 # %% [markdown]
 # A **ring** has no centre. It cuts the tensor into as many chunks as there are ranks. In each step, every rank sends one chunk to the next rank and
@@ -492,8 +496,8 @@ ring_bytes.measured([sum(per_rank_bytes), max(per_rank_bytes)])
 # the work out equally.
 
 # %% [markdown]
-# Nobody sends more than twice the tensor, however many ranks there are. [Patarasuk and Yuan (2009)](https://doi.org/10.1016/j.jpdc.2008.09.002)
-# prove that in an all-reduce made of messages the busiest rank can't send less.
+# Each of *n* ranks sends 2(*n* − 1)/*n* times the tensor, so less than twice, however many ranks there are. [Patarasuk and Yuan (2009)](https://doi.org/10.1016/j.jpdc.2008.09.002)
+# prove that in an all-reduce made of messages the busiest rank can't send less than that.
 
 # %% [markdown]
 # ### Write the ring
@@ -567,9 +571,9 @@ ring_check = {
 check(in_a_ring(ring_step), **ring_check)
 
 # %% [markdown]
-# Right or wrong, this is what *your* step does in four real ranks. Rank *r* brings the numbers 1, 2, 3, 4 times 1, 10, 100 or 1000. So a
-# digit tells you the chunk (one less than the digit), and its place tells you the rank: 3300 is the sum of chunk 2 of ranks 2 and 3. A
-# white square holds a number that isn't such a sum.
+# Right or wrong, this is what *your* step does in four ranks. Rank *r* brings 1, 2, 3, 4 times 1, 10, 100 or 1000. A
+# digit tells you the chunk (one less than the digit), and its place the rank: 3300 is the sum of chunk 2 of ranks 2 and 3. A
+# white square holds no such sum.
 
 # %%
 draw_ring(ring_step)
@@ -646,7 +650,7 @@ for world_size in (2, 4, 8):
 # %% [markdown]
 # ## 5 · A tensor with gaps
 #
-# `tensor[::2]` is a **view**: places 0, 2, 4 and 6 of the same memory, with gaps in between. Gloo is told where a tensor begins and how many numbers
+# `tensor[::2]` is a **view**: places 0, 2, 4 and 6 of the same memory, with gaps. Gloo is told where a tensor begins and how many numbers
 # it has. Two ranks hold eight ones each and sum only this view.
 #
 # **Predict.** What do the eight numbers become? Answer with a list of eight.
@@ -678,7 +682,7 @@ print_gaps()
 # %% [markdown]
 # The three that work in place are wrong, and so are `scatter` and the output of `reduce_scatter`. The others copy. NCCL is stricter: it
 # refuses such a tensor and says *Tensors must be contiguous*
-# ([ProcessGroupNCCL.cpp](https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp)).
+# ([ProcessGroupNCCLUtils.cpp](https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/nccl2/ProcessGroupNCCLUtils.cpp)).
 #
 # The cure has two halves, and the second is easily forgotten: `contiguous()` makes a *copy*, so you have to write the result back.
 
@@ -763,9 +767,9 @@ plot_timeline(trace.replay(network, lambda event: 300.0 * (event.kind == "all_re
 # %% [markdown]
 # ## 7 · Who holds the others up?
 #
-# The same article, *The DDP lab*, also lets one rank sleep during training, and reports the total time. A total tells you *that* something
-# is slow. Can we see **who**? Four ranks train, with a sum for each parameter. Rank 1 sleeps for half a second before its third sum, and we
-# add up how long each rank is inside `all_reduce`.
+# *The DDP lab* also lets one rank sleep during training. The total time it reports tells you *that* something
+# is slow. Can we see **who**? Four ranks train, with a sum for each parameter. Rank 1 sleeps half a second before its third sum. We
+# add up each rank's time inside `all_reduce`.
 
 # %% [markdown]
 # **Predict.** Does rank 1 spend less time in there than the other ranks, as much, or more?

@@ -6,11 +6,13 @@
 # In 140 minutes, best in two sittings of 85 and 55, you will be able to
 #
 # 1. turn a training loop into a distributed one with six lines, and say what each is for;
-# 2. prove that the model is the one that a single process would get, and say when exactly the ranks talk;
+# 2. prove that the model is the one that a single process would get, and say when the ranks talk;
 # 3. recognise four mistakes that raise no error;
-# 4. stop and resume training, send fewer and smaller messages, and write a script that `torchrun` starts.
+# 4. stop and resume training, send fewer and smaller messages, and write a script for `torchrun`.
 #
 # **Hardware:** two cores. If there's a GPU for each rank, most cells use the GPUs; what is called exact is exact on CPUs.
+
+# %% [markdown]
 # **Before:** [03 · Collective primitives](03_collective_primitives.ipynb).
 # **Next:** [05 · DDP from scratch](05_ddp_from_scratch.ipynb).
 # **Lab:** [04 · DDP training](../exercises/04_ddp_training.ipynb).
@@ -21,7 +23,7 @@
 
 # %% [markdown]
 # Five cells ask you to **predict**: answer below the cell or in place of its three dots, and a later cell compares your answer with what
-# real ranks did. Five parts ask you to **write** a function.
+# real ranks did. Six functions are yours to **write**.
 
 # %% jupyter={"source_hidden": true}
 import functools
@@ -122,9 +124,9 @@ results = launch(seeded, train_alone, world_size=2)
 # %% [markdown]
 # ### Write the six lines
 #
-# **Write** (12 minutes) the distributed form of the same loop. Each rank is given a model with *different* weights. In the end, all ranks
-# should hold the same weights: those that one process would get if it started from rank 0's weights and took the same global batches.
-# Shuffle anew in each epoch, as `DistributedSampler` does (with seed 0). Return the network itself.
+# **Write** (12 minutes) the same loop, distributed. Each rank is given a model with *different* weights. In the end, all ranks
+# should hold those that one process would get if it started from rank 0's and took the same global batches.
+# Shuffle in each epoch as `DistributedSampler` does (with seed 0). Return the network itself.
 
 
 # %%
@@ -191,6 +193,11 @@ def train_with_ddp(model, data, global_batch, epochs):
 
 # %%
 check(ddp_exercises.by_weights(train_with_ddp), **ddp_exercises.SIX_LINES)
+
+# %% [markdown]
+# It reads these digits:
+
+# %%
 chapter_04.draw_training(train_with_ddp)
 
 # %% [markdown]
@@ -356,7 +363,7 @@ show(chapter_04.distances(curves), "The ranks stay equal; one process agrees up 
 # %% [markdown]
 # ### Let the ranks compare themselves
 #
-# **Write** (10 minutes). During long training, the ranks have to find out by themselves whether they're equal. `values` are this rank's weights, in one row. Return the largest difference of a weight
+# **Write** (10 minutes). During long training, the ranks must find out by themselves whether they're equal. `values` are this rank's weights, in one row. Return the largest difference of a weight
 # between any two ranks, or `nan` if any rank has a `nan`: the same number on every rank. Leave `values` as it is.
 
 
@@ -378,11 +385,13 @@ def spread(values):
 # for <code>has_nan = values.isnan().any().float()</code>.
 # </details>
 
-# %% [markdown]
-# After the check, a picture shows what *your* function returns in three ranks, if one weight differs, and if one is `nan`.
-
 # %%
 check(ddp_exercises.keeping_weights(spread), **ddp_exercises.SPREAD)
+
+# %% [markdown]
+# And this is what *your* function returns in three ranks, if one weight differs, and if one is `nan`:
+
+# %%
 chapter_04.draw_spread(spread)
 
 # %% [markdown]
@@ -403,6 +412,11 @@ def finished_spread(values):
 
 # %%
 check(ddp_exercises.keeping_weights(finished_spread), **ddp_exercises.SPREAD)
+
+# %% [markdown]
+# It returns the same on every rank:
+
+# %%
 chapter_04.draw_spread(finished_spread)
 
 # %% [markdown]
@@ -513,7 +527,7 @@ show(chapter_04.buckets(second_backward), "Two of three buckets leave before the
 # %%
 @torch.no_grad()
 def start_equal(model):
-    for parameter in model.parameters():
+    for parameter in model.parameters():  # and buffers, in a network that has any
         dist.broadcast(parameter, src=0)
 
 
@@ -655,8 +669,8 @@ unseen.measured(int(equal_ranks))
 # %% [markdown]
 # ### The same loop for a language model
 #
-# A sampler can deal out digits because they form a list. A language model reads one long text and draws each batch as a handful of random **windows**. There's
-# no sampler, so only the random numbers keep the ranks from reading the same windows. `SmallGPT` learns to continue *Pride and Prejudice*, letter by letter.
+# A sampler can deal out digits because they form a list. A language model reads one long text and draws each batch as some random **windows**. There's
+# no sampler, so only random numbers keep the ranks from reading the same ones. `SmallGPT` learns to continue *Pride and Prejudice*, letter by letter.
 
 # %% jupyter={"source_hidden": true}
 tokens, alphabet = novel()
@@ -722,7 +736,7 @@ show(
 # bit, what one learns from half of the data.** The ranks agree and the loss falls, so nothing looks wrong. The cure is `seed + rank`.
 
 # %% [markdown]
-# Then they learn what one process learns from all 16 windows. But is this last difference still rounding? It's larger than with SGD,
+# With two seeds, the ranks learn what one process learns from all 16 windows. But is the last bar still rounding? It's a larger difference than with SGD,
 # because Adam divides small gradients by small numbers. Here's a test. In double precision, a difference that comes from rounding nearly
 # vanishes, but one that comes from a mistake stays.
 
@@ -995,9 +1009,9 @@ show(chapter_04.cost_bars(cost), "Only the hook halves the bytes.")
 # %% [markdown]
 # ## 7 · How much faster?
 #
-# So far, we only asked whether training is right. Is it faster, too? We let the network of part 1 go forward and backward with a global
+# The training is right. Is it faster, too? We let the network of part 1 go forward and backward with a global
 # batch of 512, on one rank and on two, and count images per second. As a control, the ranks do the same work under `no_sync`, without
-# messages. It tells you what the *hardware* allows.
+# messages. That's what the *hardware* allows.
 
 
 # %%
@@ -1032,10 +1046,7 @@ show(chapter_04.speedups(ratios, ranks), "The control is what this machine allow
 # %% [markdown]
 # The control's distance from the ideal is the machine:
 # busy cores, shared memory. DDP's distance from the control is what talking costs: copying gradients into buckets, sending them, and
-# waiting.
-
-# %% [markdown]
-# On a cluster that's the whole question, and [chapter 06](06_what_communication_costs.ipynb) computes it.
+# waiting. For a cluster, [chapter 06](06_what_communication_costs.ipynb) computes these costs.
 
 # %% [markdown]
 # ## 8 · One batch fewer
@@ -1097,8 +1108,8 @@ for count in (33, 32, 48, 47):
 # %% [markdown]
 # ### Step 1: join
 #
-# A script doesn't know who starts it: `torchrun` and chapter 02's variables; Slurm's `srun`, which calls them `SLURM_PROCID`,
-# `SLURM_LOCALID` and `SLURM_STEP_NUM_TASKS` (and leaves `MASTER_ADDR` and `MASTER_PORT` to your batch script); or `launch`, which has made
+# A script doesn't know who starts it. `torchrun` sets chapter 02's variables. Slurm's `srun` calls them `SLURM_PROCID`,
+# `SLURM_LOCALID` and `SLURM_STEP_NUM_TASKS` (and leaves `MASTER_ADDR` and `MASTER_PORT` to your batch script). And `launch` has made
 # the group already.
 #
 # **Write** (5 minutes) `join`: make the group unless there is one, and return this rank's `torch.device`.

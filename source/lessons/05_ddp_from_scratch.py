@@ -8,14 +8,16 @@
 # 1. write your own DDP in eight small steps, each judged by real workers;
 # 2. say what each step gains on a network, from a recording of real ranks;
 # 3. start messages from autograd's hooks, while backward still computes;
-# 4. recognise and cure what breaks such code: a different order, a layer that nobody used.
+# 4. keep such code right when ranks take different paths.
 #
-# **Hardware:** two cores. Where there is a GPU for each rank, ranks train on the GPUs, and rounding may come out differently there. **Before:** [04 · DDP training](04_ddp_training.ipynb).
+# **Hardware:** two cores, or a GPU for each rank, where rounding may come out differently. **Before:** [04 · DDP training](04_ddp_training.ipynb).
 # **Next:** [06 · What communication costs](06_what_communication_costs.ipynb).
 # **Lab:** [05 · DDP from scratch](../exercises/05_ddp_from_scratch.ipynb).
 #
-# Eight cells ask you to **write** a step. A check judges it in real workers. Each step builds on our finished form of the one before, which appears once yours has passed (put your own class there if you like). Five cells ask you to
-# **predict**: put your answer in place of the three dots. If you see saved outputs, they give answers away: *Edit*, *Clear Outputs of All Cells*.
+
+# %% [markdown]
+# Eight cells ask you to **write** a step, which real workers judge. The next step builds on our finished form, which appears once yours has passed. Five cells ask you to
+# **predict**: put your answer in place of the three dots. Saved outputs give answers away: *Edit*, *Clear Outputs of All Cells*.
 
 # %% jupyter={"source_hidden": true}
 import functools
@@ -147,7 +149,7 @@ class MyStart(Wrapper):
 # </details>
 
 # %% [markdown]
-# The checks of this chapter use a still smaller network, with two experts that an input may use or not.
+# The checks of this chapter use a still smaller network. It has a frozen layer, two tied ones, two buffers, and two layers called **experts**, of which an input may use one or both.
 
 # %%
 outcome = check(starting(MyStart), **start_judged)
@@ -231,7 +233,8 @@ pictures.draw_step(MyAverage, PerParameter, paths=[(0, 1)] * 3)
 show_when_passed(outcome, PerParameter)
 
 # %% [markdown]
-# **Predict.** We train `plain` with it and with PyTorch's DDP, each on two ranks. After 10 steps, what is the largest difference between a weight of ours and the same weight of PyTorch's?
+# **Predict.** We train `plain` with `PerParameter`, our finished form of this step, and with PyTorch's DDP, each on two ranks. After 10 steps, what is the largest difference between
+# a weight of ours and the same weight of PyTorch's?
 
 # %%
 from_pytorch = predict("largest difference of a weight to PyTorch's", ...)
@@ -251,7 +254,8 @@ from_pytorch.measured(apart(our_weights, ddp_weights))
 print("our two ranks differ by", apart([our_weights[0]], [our_weights[1]]))
 
 # %% [markdown]
-# **Bit for bit** the same: two lines do all that DDP does for the numbers. (With Adam, averaged *weights* would give a different model, as chapter 04 has shown.) What follows changes only *when* and *in what portions* gradients travel.
+# **Bit for bit** the same: two lines do all that DDP does for the numbers. (Averaging the *weights* instead would give a different model with Adam, as chapter 04 has shown.) What
+# follows changes only *when* and *in what portions* gradients travel.
 
 # %% [markdown]
 # **Check yourself.** Why is a `broadcast` of the weights after every step not needed, "to be safe"?
@@ -263,10 +267,12 @@ print("our two ranks differ by", apart([our_weights[0]], [our_weights[1]]))
 # %% [markdown]
 # ## 3 · One flat buffer
 #
-# `PerParameter` sends 18 messages per step. What does that cost? Loopback times would tell us about this laptop, so we **replay** a recording of eight ranks on ordinary Ethernet: 10 Gbit/s, with a
-# latency of 30 µs. A rank needs 1 µs of backward for each kilobyte of gradient, 9 ms in all, and copies 5 GB/s. Then we look at the same step with copies that cost nothing.
+# `PerParameter` sends 18 messages per step. What does that cost? Loopback times would tell us about this laptop, so we **replay** a recording of eight ranks on ordinary Ethernet: 10
+# Gbit/s, with a latency of 30 µs. Each rank has a **port**, through which its bytes enter and leave the network.
 
 # %% [markdown]
+# A rank needs 1 µs of backward for each kilobyte of gradient, 9 ms in all. It copies 5 GB per second. A second figure is for *free copies*, which cost nothing.
+#
 # `clock` records one real step. Hooks note how many gradients were there when each call began, so we don't assume what overlaps. The rates are ours.
 
 # %%
@@ -326,7 +332,8 @@ draw(["PerParameter", "Flat"], "Flat sends without gaps, but its port waits for 
 # <details><summary>Answer</summary>
 # Where the 17 saved latencies of 14 messages each, 17 × 14 × *latency*, are less than the two copies, 3.6 ms: with a latency below 15 µs. With free copies, nowhere.
 # </details>
-#
+
+# %% [markdown]
 # ## 4 · Buckets
 #
 # Copy a part, send it, and copy the next one while the first is on its way. The parts are **buckets**: lists of parameters, closed once they hold 2 MB. They are filled
@@ -342,8 +349,8 @@ show_source(fill)
 # *About 8 minutes.* `send` starts the `all_reduce` of one bucket and returns at once. `finish` sends all buckets and then collects them: it waits, and copies back.
 
 # %% [markdown]
-# The check notes `g` when a gradient is there, `A` when an
-# `all_reduce` begins, and `w` when you wait, except at the end. Three buckets give `gggggggAAA`, where waiting too early gives `gggggggAwAwA`. A `W` is a wait for a call that you have waited for before.
+# The check notes `g` when a gradient is there, `A` when an `all_reduce` begins, and `w` when you wait; a `w` at the very end is left out. Three buckets give `gggggggAAA`, where
+# waiting too early gives `gggggggAwAwA`. A `W` is a wait for a call that you have waited for before.
 
 
 # %%
@@ -470,8 +477,8 @@ forms = ["PerParameter", "Flat", "Buckets", "Overlapped"]
 draw(forms, "Overlapped begins to send after 2.5 ms, and its port never rests until all is sent.")
 
 # %% [markdown]
-# The first bucket leaves when a quarter of the gradients are there. From then on the port is the bottleneck: 2.5 + 12.6 + latency. And overlap wins at *both* rates of copying. These are numbers for this model and network.
-# Where backward is longer, overlap hides nearly everything; where it is shorter, only fewer bytes help.
+# The first bucket leaves when a quarter of the gradients are there. From then on the port is the bottleneck: after 2.5 ms come 12.6 for the bytes, 1.7 of latency, and 0.5 to copy
+# the last bucket back. Overlap wins at *both* rates of copying, for this model and this network.
 
 # %% [markdown]
 # How large should a bucket be? Here with 30 µs of latency, and with ten times as much. *Alone* means that each gradient is a bucket of its own:
@@ -576,7 +583,7 @@ def passes(wrap, paths, steps):
 # %%
 def fate(wrap, paths, steps=3):
     """What becomes of gradients when rank 0 goes the first path and rank 1 the second."""
-    # How ranks that disagree end is gloo's: NCCL would let them hang.
+    # How ranks that disagree end is up to the backend: here it is gloo.
     alone = launch(passes, lambda network: network, paths, steps, backend="gloo")
     try:
         results = launch(passes, wrap, paths, steps, backend="gloo", timeout=3)
@@ -635,8 +642,8 @@ print("three backwards:", *sentences, sep="\n    ")
 # with these indices got no gradient, so a bucket never left. Without a second forward nobody notices, and rank 0 hangs, as with ours.
 
 # %% [markdown]
-# Which parameters are they? At the debug level `DETAIL` the error names them.
-# In a script you set `TORCH_DISTRIBUTED_DEBUG=DETAIL` in the environment; `launch` has imported torch already, so here the worker says it.
+# Which parameters are they? At the debug levels `INFO` and `DETAIL` the error names them. In a script you set `TORCH_DISTRIBUTED_DEBUG=DETAIL` in the environment; `launch` has
+# imported torch already, so here the worker says it.
 
 
 # %%
@@ -660,7 +667,9 @@ for options in ({}, {"find_unused_parameters": True}, {"static_graph": True}):
         print(f"    {name:16}{ending[:74]}")
 
 # %% [markdown]
-# `find_unused_parameters` is right in both cases, and its walk costs time in each step. `static_graph` walks only once, and refuses a graph that changes. If no parameter ever rests, you need neither. If one always does, freeze it or take it out of the model.
+# `find_unused_parameters` is right in both cases, but its walk costs time in each step. `static_graph` [never
+# walks](https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/reducer.cpp): it notes in the first backward which gradients came, and refuses a graph that changes.
+# If no parameter ever rests, you need neither. If one always does, freeze it or take it out of the model.
 
 # %% [markdown]
 # ### Write it
@@ -720,8 +729,8 @@ took_ms = clock(InOrder)
 # Language models often **tie** the embedding, their first layer, and the head, their last one. The head's gradient is computed first of all.
 
 # %% [markdown]
-# The course's `SmallGPT` does so. With one block it has 17 parameters. Without the tie, none of the other 16 gradients is complete before the head's. With it, when the head *is*
-# the embedding, there are 16 parameters. How many of the other 15 gradients are complete before this one's?
+# The course's `SmallGPT` does so. With one block it has 17 parameters. Without the tie, none of the other 16 gradients is complete before the head's. With it, when the head *is* the
+# embedding, there are 16 parameters. How many of the other 15 gradients are complete before the shared weight's?
 
 # %%
 tokens, alphabet = novel()  # letters of Pride and Prejudice, as numbers
@@ -752,8 +761,11 @@ pictures.draw_arrivals(came)
 # %% [markdown]
 # ## 7 · Not a word
 #
-# Two things are left. The **buffers** change in every forward, on each rank in its own way, so PyTorch sends rank 0's. And **`no_sync`**: when gradients of several small batches accumulate, only
-# the last backward needs to average them. Which of the forwards send buffers then? Here are two steps of PyTorch's DDP, each in three parts, the first two within `no_sync`.
+# Two things are left. The **buffers** change in every forward, on each rank in its own way, so PyTorch sends rank 0's. And **`no_sync`**: when gradients of several small batches
+# accumulate, only the last backward needs to average them. Which of the forwards send buffers then?
+
+# %% [markdown]
+# Here are two steps of PyTorch's DDP, each in three parts, the first two within `no_sync`.
 
 
 # %%
@@ -772,14 +784,14 @@ sent = launch(lambda: what_it_sends(DistributedDataParallel(awkward().to(my_devi
 pictures.draw_sent(sent)
 
 # %% [markdown]
-# The **first** part of a step sends the buffers, although it's within `no_sync`. The last part, which averages the gradients, does not. PyTorch's rule: a forward takes over rank 0's buffers if it is the first
-# of all, or if the training forward before it was outside `no_sync`. So buffers travel once per step, at its beginning.
+# The **first** part of a step sends the buffers, although it's within `no_sync`. The last part, which averages the gradients, doesn't. PyTorch's rule, while one only trains: a
+# forward takes over rank 0's buffers if it is the first of all, or if the one before it was outside `no_sync`. So buffers travel once, as a step begins.
 
 # %% [markdown]
 # ### Write it
 #
-# *About 9 minutes.* `forward` takes over rank 0's buffers by PyTorch's rule. Within `no_sync` no gradients are sent, they add up; `finish` is called there as well. After it, even after an error, the
-# wrapper talks again.
+# *About 9 minutes.* `forward` takes over rank 0's buffers by PyTorch's rule. Within `no_sync` no gradients are sent, they add up; `finish` is called there as well. After `no_sync`,
+# even after an error in it, the wrapper talks again.
 
 
 # %%
@@ -879,7 +891,7 @@ pictures.draw_step(MyUnaided, Unaided, limit_bytes=100, calls_finish=False)
 show_when_passed(outcome, Unaided)
 
 # %% [markdown]
-# **Check yourself.** On one rank the loss uses no parameter at all that learns. What happens?
+# **Check yourself.** On one rank the loss is that of a different network, and uses none of the wrapped one's parameters. What happens?
 #
 # <details><summary>Answer</summary>
 # No hook is called there, so nobody asks for the callback and no bucket leaves. The other ranks wait.
@@ -899,7 +911,8 @@ show_when_passed(outcome, Unaided)
 # | `takewhile`, zeros, the first loop of `finish` | wrong sums, and a hang (6) |
 # | `syncs_gradients` | silence where nobody needs to talk (7) |
 # | `after_backward` | a loop that calls nothing but `backward()` (8) |
-#
+
+# %% [markdown]
 # Now the examination, against PyTorch's DDP with buckets of the same size: 10 steps of both networks on two ranks, and 3 on four. Both run in the same loop, chapter 04's, which knows nothing of our wrapper.
 
 
@@ -929,8 +942,10 @@ drifted = apart(launch(train_as_is, Silent, plain), launch(train_as_is, PyTorchs
 print(f"step 7 in the same loop, as a control: about {drifted:.2f}")
 
 # %% [markdown]
-# On two ranks the same to the last bit, running means, tied and frozen weights included. With four, a sum depends on the order of its terms, and so on where the
-# buckets are cut: PyTorch's first step has one bucket, until it has seen in which order gradients come.
+# On two ranks the same to the last bit, running means, tied and frozen weights included. With four, a sum depends on the order of its terms, and so on where the buckets are cut:
+# PyTorch's first step has one bucket, until it has seen in which order gradients come.
+#
+# The control never calls `finish`: nobody waits, as `launch` says.
 
 # %% [markdown]
 # In these trainings each step has one part. So now each step has three parts, two of them within `no_sync`:
@@ -994,14 +1009,15 @@ print(f"ours after 9, as a control: about {one_less:.0e}")
 #
 # <details><summary>Answer</summary>
 # Its gradient never comes, so its bucket and all behind it leave at the end of backward: the overlap is lost. Worse, it gets a gradient of zeros, and an optimiser with weight decay would move it.
-# Freeze first, wrap then; that is also PyTorch's rule.
+# Freeze first, then wrap; that is also PyTorch's rule.
 # </details>
 
 # %% [markdown]
 # ## What you know now
 #
-# DDP is a broadcast, some hooks and an `all_reduce` per bucket. What makes it fast is *when* messages leave. What makes it right is that all ranks send the same ones, in the same order, whatever happened to their gradients.
-# You can now read PyTorch's own [reducer](https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/reducer.hpp): it has these parts and more, such as GPU streams and several dtypes.
+# DDP is a broadcast, some hooks and an `all_reduce` per bucket. What makes it fast is *when* messages leave. What makes it right is that all ranks send the same ones, in the same
+# order, whatever happened to their gradients. You can now read PyTorch's own [reducer](https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/reducer.hpp): it has
+# these parts and more.
 
 # %%
 predict()

@@ -7,7 +7,7 @@
 #
 # 1. say what a message costs from two numbers, and what this model leaves out;
 # 2. write the cost of an all-reduce as a formula, and check it with real ranks;
-# 3. fit the two numbers to published measurements, and see where two do not suffice;
+# 3. fit the two numbers to published measurements, and judge how far to trust them;
 # 4. work out which local batch hides the all-reduce on *n* ranks.
 #
 # **Hardware:** any computer with two cores; all ranks here use gloo on the CPU.
@@ -15,8 +15,10 @@
 # **Next:** [07 · Data and batches](07_data_batches_numerics.ipynb).
 # **Lab:** [06 · What communication costs](../exercises/06_what_communication_costs.ipynb).
 #
-# Five cells ask you to **predict**: put your answer in place of the three dots, and a later cell shows it next to the result. Four cells ask you to **write**
-# a function. If you see saved outputs here, they give answers away. Clear them first: *Edit*, *Clear Outputs of All Cells*.
+
+# %% [markdown]
+# Five cells ask you to **predict**: put your answer in place of the three dots, and a later cell shows it next to the result. Four cells ask you to **write** a function. Saved
+# outputs give answers away. Clear them first: *Edit*, *Clear Outputs of All Cells*.
 
 # %%
 import functools
@@ -59,19 +61,19 @@ def finish_us(trace, network=network):
 
 
 # %% [markdown]
-# One byte takes 10.0001 µs on this network, and a million bytes take 110. The two parts are equal at alpha / beta = 100,000 bytes. Around this size the fastest algorithm changes.
+# One byte takes 10.0001 µs on this network, and a million bytes take 110. The two parts are equal at alpha / beta = 100,000 bytes.
 
 # %% [markdown]
 # **What the model assumes.** Remember these five points whenever a virtual time surprises you.
 #
-# - Each rank has one **port** out and one port in. Each carries one message at a time, for *m* · beta, and both work at once (full duplex).
-# - A send is **buffered**: the message leaves as soon as the port is free, whether or not anybody waits for it. A real `dist.send` with gloo waits for its receiver, as chapter 03 showed.
-# - Adding up costs nothing. Nor does starting a call or a GPU kernel.
-# - Between the ports nothing is shared. The switch is never too busy.
-# - Only ranks add. A switch that adds is not in the model. Part 6 comes back to it.
+# - Each rank has one **port** out and one port in. Each carries one message at a time, for *m* · beta, and both work at once.
+# - A send is **buffered**: the message leaves as soon as the port is free, whether or not anybody waits for it. A real `dist.send` with gloo waits for its receiver (chapter 03).
+# - Adding up and copying cost nothing. Nor does starting a call or a GPU kernel.
+# - Nothing is shared between the ports. The switch is never too busy.
+# - Only ranks add. Part 6 comes back to switches that do.
 
 # %% [markdown]
-# The second point has a consequence. Below, four ranks each send to the right, then receive from the left. On a network that buffers, this takes 10 µs. This cell fails on purpose, after four seconds.
+# The second point has a consequence. Below, four ranks each send to the right, then receive from the left. By the model this takes 10 µs. This cell fails on purpose, after four seconds.
 
 
 # %% tags=["raises-exception"]
@@ -185,7 +187,8 @@ plot_timeline(ring_of_4.replay(network), text)
 # <details><summary>Answer</summary>
 # A chunk visits the three other ranks to be added up, and then, finished, three ranks that lack it: 2(n − 1).
 # </details>
-#
+
+# %% [markdown]
 # ## 3 · Time against size
 #
 # ### Write the price
@@ -226,7 +229,7 @@ price = check(all_reduce_us, **price_check)
 price
 
 # %% [markdown]
-# Each mark is your result for one case (ours, until yours is written), divided by what the replay says. So a right formula stays on the line.
+# Each mark is your result for one case (ours, until yours is written), divided by what the replay says. So all marks of a right formula lie on the line at 1.
 
 # %%
 price_us = go_on_with(all_reduce_us, price, chapter_06.all_reduce_us)
@@ -312,8 +315,8 @@ for size_bytes, rounds in ((8_000, 9), (1_000_000, 9), (8_000_000, 5)):
     print(f"{size_bytes:16,} bytes{virtual:10.2f}       {here}")
 
 # %% [markdown]
-# At a million bytes the ring wins by more than four on the network. On the two cores on which this page was made it *lost*. Part 2 says why: both send the same bytes in all,
-# and here there are no eight pairs of ports. All bytes pass through the same cores and the same memory, and the ring pays for eight times as many messages.
+# On the network, the ring wins by a factor of more than four at a million bytes. On the two cores that made this page it *lost*. Part 2 says why: both send the same bytes, and here
+# all bytes pass through the same cores and the same memory. The ring only pays for eight times as many messages.
 
 # %% [markdown]
 # With more cores your numbers may differ. **They describe your machine's cores, not any network.** This course
@@ -356,13 +359,16 @@ def fit(sizes, times_us):
 fitted = check(fit, **chapter_06.fit_check)
 fitted
 
+# %% [markdown]
+# Here is your line, or ours until yours is written, through nine made-up times. They lie up to 20 % off a straight line.
+
 # %%
 fit_line = go_on_with(fit, fitted, chapter_06.fit)
 pictures.draw_fit(fit, chapter_06.fit)
 
 # %% [markdown]
-# The first table is of **four GPUs on PCIe** that add up 256 KiB to 1 GiB ([nccl issue 445](https://github.com/NVIDIA/nccl/issues/445)). The picture shows the line that your function finds, if it has passed, and
-# by how many percent that line is off.
+# The first table is of **four GPUs on PCIe** that add up 256 KiB to 1 GiB ([nccl issue 445](https://github.com/NVIDIA/nccl/issues/445)). The picture shows the line that your
+# function finds, or ours until it has passed, and the percentage by which that line is off.
 
 # %%
 pcie_x4 = [
@@ -374,7 +380,7 @@ pcie_x4 = [
 pictures.draw_lines(pcie_x4, fit_line)
 
 # %% [markdown]
-# Two numbers describe a range of 4,096 to 1 within 3.2 %. If it was a ring of four, the line is 6 · alpha + 1.5 · *S* · beta. Then alpha is 6.7 µs, and a port
+# Two numbers describe sizes that differ by a factor of 4,096, to within 3.2 %. If it was a ring of four, the line is 6 · alpha + 1.5 · *S* · beta. Then alpha is 6.7 µs, and a port
 # carries 1.5 · 3.3 = 4.9 GB/s: what nccl-tests call the **bus bandwidth**.
 
 # %% [markdown]
@@ -403,10 +409,9 @@ pictures.draw_lines(nvlink_x2, fit_line, (slice(0, 4), slice(4, None)))
 # ([what a maintainer says](https://github.com/NVIDIA/nccl/issues/281)).
 
 # %% [markdown]
-# It also has several algorithms. For each size NCCL estimates, with a model like ours, what each algorithm would take
-# with each protocol, and runs the cheapest. There were [nine combinations](https://github.com/NVIDIA/nccl/issues/457) in 2021; today its source lists
-# [seven algorithms and three protocols](https://github.com/NVIDIA/nccl/blob/master/src/include/plugin/nccl_tuner.h). So its times are a chain of lines. The thread doesn't say which ones ran here. `NCCL_DEBUG=INFO` with
-# `NCCL_DEBUG_SUBSYS=TUNING` prints it.
+# It also has several algorithms; today its source lists [seven, and three protocols](https://github.com/NVIDIA/nccl/blob/master/src/include/plugin/nccl_tuner.h). For each size NCCL
+# estimates, with a model like ours, what each algorithm would take with each protocol, and runs the cheapest. So its times are a chain of lines. The thread doesn't say which ones
+# ran here. `NCCL_DEBUG=INFO` with `NCCL_DEBUG_SUBSYS=TUNING` prints it.
 
 # %% [markdown]
 # So how far may one trust a line **outside** the sizes it was fitted to? Here the four smallest sizes of each table predict its largest.
@@ -427,8 +432,8 @@ pictures.draw_beyond({"four on PCIe": pcie_x4, "two on NVLink": nvlink_x2}, fit_
 # %% [markdown]
 # ## 6 · How good can it get?
 #
-# As long as **only ranks add** and each has one port in and one out, an all-reduce must move 2(n − 1) / n · S bytes through the busiest port. So it takes at least
-# **2(n − 1) / n · S · beta**. [Patarasuk and Yuan (2009)](https://doi.org/10.1016/j.jpdc.2008.09.002) prove this, and that a ring meets the bytes.
+# If **only ranks add**, through one port in and one out, at least 2(n − 1) / n · S bytes pass the busiest port. So an all-reduce takes **2(n − 1) / n · S · beta** or more.
+# [Patarasuk and Yuan (2009)](https://doi.org/10.1016/j.jpdc.2008.09.002) prove this. A ring passes no more.
 
 
 # %%
@@ -455,13 +460,16 @@ pictures.draw_bound(sizes, shares)
 
 # %% [markdown]
 # **Our tree is not NCCL's.** Ours sends whole tensors, level after level. NCCL's is *pipelined*: it sends small pieces, so all levels work at once, and a rank sends about 2 *S*
-# ([issue 457](https://github.com/NVIDIA/nccl/issues/457)). And there are *two* trees, each for half of the data. A leaf of one is an inner node of the other, so that no port idles
-# (Sanders, Speck and Träff, Two-tree algorithms, Parallel Computing 35, 2009).
+# ([issue 457](https://github.com/NVIDIA/nccl/issues/457)).
+
+# %% [markdown]
+# There are *two* trees in NCCL, each for half of the data. A leaf of one is an inner node of the other, so that no port idles (Sanders, Speck and Träff, Two-tree algorithms,
+# Parallel Computing 35, 2009).
 
 # %% [markdown]
 # ## 7 · One slow link, one slow rank
 #
-# In the recording at hand let the link from rank 2 to rank 3 be ten times slower. The other 55 links stay as they are.
+# In the recordings of part 3, let the link from rank 2 to rank 3 be ten times slower. The other 55 links stay as they are.
 
 # %% [markdown]
 # **Predict.** How many times as long does the ring of eight take then, for 8,000,000 bytes?
@@ -476,7 +484,7 @@ for algorithm, size in ((direct, 8_000_000), (ring, 800), (ring, 8_000_000)):
     times = f"{before:7.0f} -> {after:7.0f} µs, x{after / before:.1f}"
     print(f"{algorithm.__name__:7}{size:10,} bytes: {times}")
 times_slower.measured(round(after / before, 1), within=0.15)
-text = "The port from rank 2 to rank 3 never rests, and in the end everybody waits for it."
+text = "Rank 2's outgoing port never rests, and in the end everybody waits for it."
 plot_timeline(of_8[ring, 8_000_000].replay(one_slow_link), text)
 
 # %% [markdown]
@@ -502,8 +510,8 @@ later_us.measured(late)
 plot_timeline(held_up, "Directly: while rank 2 computes, the tensors of ranks 1 and 3 arrive.")
 
 # %% [markdown]
-# The ring loses all of the 400 µs: each step waits for the one before. The direct way loses 240. The sum needs rank 2's numbers, so nobody can be done before they have come. But while it waits, rank 0
-# takes in the other two tensors, which costs 160 µs in any case. How much of a delay is hidden depends on the algorithm.
+# The ring loses all of the 400 µs, since each step waits for the one before. The direct way loses 240. Nobody is done before rank 2's numbers come. But while rank 0 waits for them,
+# it takes in the other two tensors, which costs 160 µs in any case. How much delay is hidden depends on the algorithm.
 
 # %% [markdown]
 # **Check yourself.** Your all-reduces have become slow. How do you tell a slow rank from a slow link?
@@ -556,12 +564,12 @@ by_form = {form.__name__: of_16[form, 16_000_000].traffic().bytes for form in fo
 draw_pairs(by_form, per_node=4)
 
 # %% [markdown]
-# Fewer steps, 12 instead of 30, help small tensors. (Our four rings are slow there, because in each step they wait for each other.) For large ones, what counts is how much passes a port between nodes: 30 sixteenths of the
-# tensor with one ring, 7.5 with four, and 6 in the hierarchical way.
+# Fewer steps, 12 instead of 30, help small tensors. (The four rings are slow there: in each of 30 steps a rank waits for all four, and one crosses between nodes.) For large ones,
+# what counts is how much passes a port between nodes: 30 sixteenths of the tensor with one ring, 7.5 with four, 6 in the hierarchical way.
 
 # %% [markdown]
-# So that way is 3.3 times as fast as one ring, but only 1.4 times as fast as four, and several rings are what NCCL builds. All this needs a network card
-# for every rank, and the model assumes it.
+# So the hierarchical way is 3.3 times as fast as one ring, but only 1.4 times as fast as four, and several rings are what NCCL builds. All this needs a network card for every rank,
+# and the model assumes it.
 
 # %% [markdown]
 # ### Write what passes a card
@@ -611,9 +619,10 @@ pictures.draw_cards(node_counts, ways_ms)
 
 # %% [markdown]
 # With many nodes, two levels save hardly any bytes over several rings. What they save then is steps.
-# ### Three real nodes
 
 # %% [markdown]
+# ### Three real nodes
+#
 # [nccl-tests issue 119](https://github.com/NVIDIA/nccl-tests/issues/119) shows three nodes of eight A100, each with four InfiniBand cards. There a maintainer of NCCL counts 24 GB/s for such a card, so 96 GB/s
 # for a node.
 
@@ -638,8 +647,8 @@ pictures.draw_three_nodes(three_nodes, gb_s=96, ranks=24)
 # switches there to a different algorithm or protocol. The thread doesn't say to which.
 
 # %% [markdown]
-# For **eight A100 in one node** we found no table that we could read. [nccl-tests issue 149](https://github.com/NVIDIA/nccl-tests/issues/149) reports about 200 GB/s of bus bandwidth, and
-# [nccl issue 1048](https://github.com/NVIDIA/nccl/issues/1048) 232.5. Between the three nodes above, 96 GB/s are all that eight GPUs have. That is what two levels are about.
+# And **eight A100 in one node**? [nccl-tests issue 149](https://github.com/NVIDIA/nccl-tests/issues/149) reports about 200 GB/s of bus bandwidth, and [nccl issue
+# 1048](https://github.com/NVIDIA/nccl/issues/1048) 232.5. Between the three nodes above, the eight GPUs of a node share 96 GB/s. That is why one adds in two levels.
 
 # %% [markdown]
 # **Check yourself.** Why is the last phase of the hierarchical way not another all-reduce?
@@ -651,9 +660,8 @@ pictures.draw_three_nodes(three_nodes, gb_s=96, ranks=24)
 # %% [markdown]
 # ## 9 · Thousands of ranks
 #
-# The ring's steps grow with *n*, a tree's levels with log₂ *n*. Can one have both, few messages *and* small ones? Yes: **halving and doubling**, Rabenseifner's
-# algorithm. Partners far apart swap halves and add, then quarters with nearer partners, then
-# eighths; then all the way back. It takes 2 log₂ n · alpha + 2(n − 1) / n · S · beta.
+# The ring's steps grow with *n*, a tree's levels with log₂ *n*. **Halving and doubling**, Rabenseifner's algorithm, has few messages *and* small ones. Far partners swap halves and
+# add, nearer ones quarters, then eighths; then all the way back: 2 log₂ n · alpha + 2(n − 1) / n · S · beta.
 
 
 # %%
@@ -673,13 +681,14 @@ for name, formula in formulas.items():
 pictures.draw_ranks(ranks, in_ms)
 
 # %% [markdown]
-# At 16,384 ranks the ring takes 333 ms, of which 327.7 are the latency of its 32,766 steps. It loses even to our tree. Halving needs 28 steps, and stays within 6 %
-# of the bound. But the model is kind to it: it lets any two ranks talk at full speed, while far partners of a real cluster share cables.
+# At 16,384 ranks the ring takes 333 ms, of which 327.7 are the latency of its 32,766 steps. It loses even to our tree. Halving needs 28 steps, and stays within 6 % of the bound. But
+# the model is kind to it: on a real cluster, far partners share cables.
 
 # %% [markdown]
 # ## 10 · Which local batch hides the all-reduce?
 #
-# That is what people want to know. DDP reduces a bucket while the backward pass computes the next gradients. A larger local batch makes the backward pass longer, and the gradients stay as large as they are. So from some batch on, all the all-reduces together take no longer than the backward pass.
+# DDP reduces a bucket while the backward pass computes the next gradients. A larger local batch makes the backward pass longer, and the gradients stay as large as they are. So from
+# some batch on, all the all-reduces together take no longer than the backward pass.
 
 # %% [markdown]
 # ### Write the batch that hides
@@ -741,8 +750,8 @@ growth = hiding_tokens(1_240_000_000, 16) / hiding_tokens(124_000_000, 16)
 times_tokens.measured(round(growth, 1), within=0.1)
 
 # %% [markdown]
-# The size of the model cancels: 8 *P* / *W* seconds of sending, 4 *P* / *C* seconds of computing per token. What's left is **2 · C / W tokens per GPU**, 16,000 here, times (n − 1) / n. Half of it is enough for gradients in
-# bfloat16. *C* is what your GPU really achieves, not the number in its data sheet.
+# The size of the model cancels: 8 *P* / *W* seconds of sending, 4 *P* / *C* seconds of computing per token. What's left is **2 · C / W tokens per GPU**, 16,000 here, times (n − 1) /
+# n. Gradients in bfloat16 need half of it. *C* is what your GPU achieves, not what its data sheet says.
 
 # %% [markdown]
 # ### Bucket by bucket
@@ -750,8 +759,8 @@ times_tokens.measured(round(growth, 1), within=0.1)
 # The closed form is only a lower limit. It lets the network work all the time, but the first bucket isn't ready at once, and nothing is left to compute while the last one travels. So now each bucket gets its own time.
 
 # %% [markdown]
-# We take **ResNet-50** and a small **GPT** (GPT-2 with 124 million parameters). Everything below is a **model**. A bucket goes out when its last gradient is ready and the bucket before is through. `ready` says when, as shares
-# of the backward pass. (One of the course's tests holds `longer_ms` against the replay of four real ranks.)
+# We take **ResNet-50** and a small **GPT** (GPT-2 with 124 million parameters). Everything below is a **model**. A bucket goes out when its last gradient is ready and the bucket
+# before is through. `ready` says how much of the backward pass is over by then. (One of the course's tests holds `longer_ms` against the replay of four real ranks.)
 
 # %%
 resnet_ready, resnet_mb = [0.002, 0.06, 0.12, 0.33, 1.0], [8.2, 31.5, 26.3, 26.6, 9.7]
@@ -772,8 +781,8 @@ def longer_ms(ready, megabytes, backward_ms, n, gbit_s=100, alpha_us=3):
 # [benchmark](https://github.com/pytorch/pytorch/blob/main/benchmarks/distributed/ddp/README.md) needs 97 ms for a batch of 32 on a V100: 3 ms per image.
 
 # %% [markdown]
-# For GPT we count 6 operations per parameter and token, 1,024 tokens, and assume 100 Tflop/s: 7.6 ms
-# per sequence. That is a speed of bfloat16; the gradients are counted in float32, as autocast leaves them (chapter 04). The output layer, 31 % of the work, comes first, then twelve blocks of 28.4 MB. The embedding is tied to the output, so its 157.5 MB are ready last.
+# For GPT we count 6 operations per parameter and token, 1,024 tokens, and 100 Tflop/s: 7.6 ms per sequence. That's bfloat16's speed, but autocast leaves gradients in float32
+# (chapter 04). The output layer, 31 % of the work, comes first, then twelve blocks of 28.4 MB. The embedding is tied to the output, so its 157.5 MB come last.
 
 # %% [markdown]
 # We call the all-reduce **hidden** if a step gets at most 5 % longer.
@@ -827,8 +836,8 @@ pictures.draw_limits(ranks, limits)
 chapter_06.draw_hiding(percent_longer, list(models))
 
 # %% [markdown]
-# In each case the last bucket's limit is the larger one, and for ResNet-50 it is the batch. For GPT it's about 16 % too low at up to 128 ranks, because the buckets before are still on their way when the last one is
-# ready; at 16,384 ranks it's 45 % too low.
+# In each case the last bucket's limit is the larger one, and for ResNet-50 it decides alone. For GPT that limit is about 16 % too low at up to 128 ranks, because the buckets before
+# are still on their way when the last one is ready. At 16,384 ranks it is 45 % too low.
 
 # %% [markdown]
 # The batch grows far less than the number of ranks, as long as bandwidth decides: a ring's bytes per port stay below twice the gradients. From 16 to 128 ranks ResNet-50 needs half as much again. Then the latency takes
@@ -840,11 +849,11 @@ chapter_06.draw_hiding(percent_longer, list(models))
 # %% [markdown]
 # ### Which bucket size?
 #
-# The [DDP paper](https://www.vldb.org/pvldb/vol13/p3005-li.pdf) (Li and others, VLDB 2020) measured many, and shows them as plots. We have no figures of it to quote.
+# The [DDP paper](https://www.vldb.org/pvldb/vol13/p3005-li.pdf) (Li and others, VLDB 2020) measured many sizes, but shows them as plots, without figures to quote.
 
 # %% [markdown]
-# The benchmark above gives two as text: two nodes of eight V100, four
-# cards of 100 Gbit/s in each. At 12 GB/s for such a card (issue 119 again) that makes 48 GB/s for a node. `step_ms` cuts the gradients into buckets of a different size and takes the shares between the recorded ones.
+# PyTorch's benchmark gives two as text: two nodes of eight V100, four cards of 100 Gbit/s in each. The maintainer of issue 119 counts 12 GB/s for such a card, so 48 GB/s for a node.
+# `step_ms` cuts the gradients into buckets of a different size and takes the shares between the recorded ones.
 
 
 # %%
@@ -866,9 +875,11 @@ pictures.draw_buckets(caps_mb, by_network, published_ms={1: 108, 25: 104})
 # On the slow network the model has an opinion: 5 to 25 MB are best. With smaller ones latency is paid too often, and one large bucket begins when the backward pass is over.
 
 # %% [markdown]
-# On the fast network it sees hardly a difference
-# up to 25 MB, and **there it fails**: really, 1 MB costs 4 % more. Even the 104 are more than its 97.2. In the benchmark, DDP on a single GPU takes 100 already. Likely reasons: calls
-# have to be started, buckets copied, and NCCL's kernels take computing units from the backward pass. Our third assumption sets all of this to zero.
+# On the fast network the model sees hardly a difference up to 25 MB, and **there it fails**: measured, 1 MB costs 4 % more than 25. Even the 104 are more than its 97.2. In the
+# benchmark, DDP on a single GPU takes 100 already.
+
+# %% [markdown]
+# Likely reasons: calls have to be started, buckets copied, and NCCL's kernels take computing units from the backward pass. The model of part 1 sets all of this to zero.
 
 # %% [markdown]
 # **Check yourself.** On 64 GPUs with 10 Gbit/s each your ResNet-50 trains with a local batch of 16. What helps, other than a faster network?
@@ -892,9 +903,10 @@ pictures.draw_buckets(caps_mb, by_network, published_ms={1: 108, 25: 104})
 predict()
 
 # %% [markdown]
-# Compare two of the five with your own guess. Rank 0 isn't 400 µs late both ways: with the direct way it's 240, because it works while it waits. And a model with ten times the parameters doesn't need more tokens per
-# GPU: it sends ten times as much, and computes ten times as long.
-#
+# Compare two of the five with your own guess. Rank 0 isn't 400 µs late both ways: with the direct way it's 240, because it works while it waits. And a model with ten times the
+# parameters doesn't need more tokens per GPU: it sends ten times as much, and computes ten times as long.
+
+# %% [markdown]
 # **Next:** [07 · Data and batches](07_data_batches_numerics.ipynb).
 
 # %% [markdown]

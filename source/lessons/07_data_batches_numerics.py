@@ -41,7 +41,8 @@ from course_utils import check, digits, launch, predict, show
 # %% [markdown]
 # ## 1 · Who is dealt which sample?
 #
-# Twelve samples, two ranks, two samples per step: three steps make an epoch. The samples are their own numbers, so a batch tells which ones it holds. `when` says where `set_epoch` is called.
+# Twelve samples, two ranks, two samples per step for each rank: three steps make an epoch. The samples are their own numbers, so a batch tells which ones it holds. `when` says where
+# `set_epoch` is called.
 
 
 # %%
@@ -100,7 +101,8 @@ text = "Samples 0 and 1 are dealt a second time (hatched); or samples 8 and 9 ar
 show(chapter_07.ten_samples(padded, dropped), text)
 
 # %% [markdown]
-# It's twelve or eight, never ten. In training this matters little, because each epoch doubles different samples. In **validation** it does matter. One rank trains a small network on the digits, in float64, where rounding plays no part. Then eight ranks test it.
+# It's twelve or eight, never ten. In training this matters little: the order is new in each epoch, so different samples are doubled. And in **validation**? One rank trains a small
+# network on the digits, in float64, where rounding plays no part. Then eight ranks test it.
 
 # %%
 training, testing = digits(train=True), digits(train=False)
@@ -202,7 +204,7 @@ def with_join(initial):
 # %% [markdown]
 # Under [`Join`](https://docs.pytorch.org/docs/stable/distributed.algorithms.join.html), a rank that has run out answers the others' collectives with zeros. In step 3, only rank 0 has a gradient, the mean over 8 digits.
 #
-# **Predict** the weight of each of these digits as a denominator: `[32, 8]` would say 1/32 by default and 1/8 with `divide_by_initial_world_size=False`.
+# **Predict** the weight of each of these digits as a denominator: `[32, 16]` would say 1/32 by default and 1/16 with `divide_by_initial_world_size=False`.
 
 # %%
 divisors = predict("each of the last 8 digits weighs 1 over, by default and with False", ...)
@@ -232,8 +234,10 @@ text = f"By default a digit of the last step weighs 1/{divided_by[0]}, as in the
 show(chapter_07.weights_of_digits(divided_by[0]), text)
 
 # %% [markdown]
-# By default, the sum is divided by the ranks at the start, so every digit weighs the same. With `False`, the last few digits weigh twice as much.
-#
+# By default, the sum is divided by the number of ranks at the start, two, so every digit weighs the same. With `False`, it's divided by the number of ranks that still have data. In
+# the last step that is one, so its digits weigh twice as much.
+
+# %% [markdown]
 # ## 4 · A stream has no sampler
 #
 # A stream has no length, so no sampler can deal it. A loader's **workers** are processes, each with its own copy of the dataset.
@@ -277,7 +281,8 @@ times_read.measured(counts_by_split)
 chapter_07.draw_stream(Stream)
 
 # %% [markdown]
-# Nothing fails, but an epoch is two, three or six times as long as you think. Each row of the picture is a reader of the unsplit stream.
+# Nothing fails, but an epoch is two, three or six times as long as you think. The picture shows the unsplit stream on two ranks with two workers each: these are four readers, so
+# each sample is read four times.
 
 # %% [markdown]
 # ### Write it
@@ -332,7 +337,11 @@ text = "Left, four ranks drop the same units (pale); right, each rank drops unit
 show(chapter_07.dropout_masks(masks), text)
 
 # %% [markdown]
-# Python's `random` reseeds itself at a fork; torch and numpy do not. Under `torchrun`, `torch.manual_seed(0)` has the same effect. The cure is a seed plus the rank. And the loader's workers? Each of two ranks has two, and each of the four draws one number.
+# Python's `random` reseeds itself at a fork; torch and numpy do not. Under `torchrun` nothing is forked, but ranks draw the same numbers there too once all call
+# `torch.manual_seed(0)`. The cure is a seed plus the rank.
+
+# %% [markdown]
+# And the loader's workers? Each of two ranks has two, and each of the four draws one number.
 
 
 # %%
@@ -360,8 +369,9 @@ text = "Left, equal numbers in two ranks' workers; right, four numbers."
 show(chapter_07.worker_noise(drawn_by_workers), text)
 
 # %% [markdown]
-# A worker's seed is a number that its rank draws, plus the worker's own number. So workers of equal ranks are twins, and seeding the ranks cures the workers too.
-#
+# A worker's seed is a number that its rank draws, plus the worker's own number. Ranks with equal generators draw equal numbers, so their workers agree in pairs. Seeding the ranks cures the workers too.
+
+# %% [markdown]
 # ## 6 · One rank downloads
 #
 # `download` stands in for a slow server. Rank 1 comes a moment after rank 0, finds the file, and doesn't fetch it again.

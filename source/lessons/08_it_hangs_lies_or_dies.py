@@ -5,17 +5,17 @@
 #
 # In 130 minutes, best in two sittings (parts 1 to 5, then 6 to 8), you will be able to
 #
-# 1. tell a hang from a slow rank, and find the rank that never arrived, its line, and the mistake before it; you write the roll call that names it;
+# 1. tell a hang from a slow rank, and find the rank that never arrived, its line, and the mistake before it;
 # 2. catch results that are wrong without any error;
-# 3. read raw logs, find the first failure among its echoes with a function of your own, and say why a rank died without a word;
-# 4. find the same failures in a plain `torchrun` training, with logs, stacks, the flight recorder and the debug level, knowing to what each is deaf.
+# 3. read raw logs, find the first failure among its echoes, and say why a rank died without a word;
+# 4. find the same failures in a plain `torchrun` training, with logs, stacks, the flight recorder and the debug level, and know what each of them can't tell.
 #
 # **Hardware:** two cores, Linux for the part on memory; all ranks use gloo on the CPU.
 # **Before:** [07 · Data and batches](07_data_batches_numerics.ipynb).
 # **Next:** [09 · Many machines](09_many_machines.ipynb).
 # **Lab:** [08 · It hangs, lies or dies](../exercises/08_it_hangs_lies_or_dies.ipynb).
 #
-# Five cells ask you to **predict**: put your answers in place of the three dots, and a later cell shows them next to what real ranks did. Two ask you to **write** a function, which real ranks then check.
+# Five cells ask you to **predict**, two to **write** a function. Real ranks then say what is right.
 
 # %% jupyter={"source_hidden": true}
 import faulthandler
@@ -142,7 +142,7 @@ pictures.draw_rounds(results.trace)
 # **Check yourself.** Could the flag travel with the gradient, to save a message?
 #
 # <details><summary>Answer</summary>
-# Yes: append it to the gradient as one more number, send zeros when the batch is broken, and divide by the sum of the flags. Then every rank makes one call per step, whatever happens.
+# Yes: append it to the gradient as one more number, send zeros when the batch is broken, and divide by the sum of the flags (if that is zero, all skip the step). Then every rank makes one call per step, whatever happens.
 # </details>
 #
 # ## 2 · Who never arrived?
@@ -213,7 +213,7 @@ for task in (evaluate_on_one, uneven):
 # **Check yourself.** The model has no buffers. Does `evaluate_on_one` hang?
 #
 # <details><summary>Answer</summary>
-# No: there is nothing to send. The mistake sleeps until somebody adds a batch norm.
+# No, but by luck. Without buffers an evaluation sends one thing only: after the first backward pass, DDP's forward agrees once on its new buckets. Rank 0 waits for that in its first evaluation, and rank 1's second training step answers. A training of a single step would hang, and any training hangs once somebody adds a batch norm.
 # </details>
 
 # %% [markdown]
@@ -272,7 +272,7 @@ check(in_a_roll_call(who_is_missing_done), **chapter_08.ROLL_CALL)
 pictures.draw_roll_call(who_is_missing_done)
 
 # %% [markdown]
-# A roll call knows who is absent and not why. It also knows it at once: it doesn't wait for the group's timeout, which is thirty minutes with gloo.
+# A roll call knows who is absent and not why. It knows it after a patience of your choice. A collective waits for the group's timeout instead, which is [thirty minutes with gloo](https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.init_process_group).
 
 # %% [markdown]
 # **Check yourself.** Why not gather the names with a collective instead?
@@ -406,7 +406,7 @@ pictures.draw_oracle({"add_metrics": alone, "sum_view": view}, two_ranks)
 # %% [markdown]
 # ## 5 · One mistake, three symptoms
 #
-# Ranks hand in different shapes: somebody forgot the last, smaller batch. How bad is that? Three cases, which differ in a number or a name.
+# Ranks hand in different shapes: somebody forgot the last, smaller batch. How bad is that? We try three cases of this one mistake, with different sizes or a different collective.
 
 
 # %%
@@ -476,7 +476,7 @@ for sizes in ((3, 4), (4, 6)):
 # **Check yourself.** With NCCL on GPUs, do you expect the same three symptoms?
 #
 # <details><summary>Answer</summary>
-# The same mistake, other symptoms: they belong to the backend. Which is why one looks for the first call that differs, not at the symptom.
+# Don't count on it. Here the sizes decided what happens, by the way in which gloo cuts and counts bytes, and a different backend has its own way. So look for the first call that differs, not at the symptom.
 # </details>
 
 # %% [markdown]
@@ -504,8 +504,7 @@ first = predict("the rank to look at first", ...)
 first.measured(chapter_08.CULPRIT)
 
 # %% [markdown]
-# Rank 2. *Connection closed by peer* is an **echo**: it only says that somebody else is gone, as *Timed out waiting* only says that nobody came. Leave out the echoes, and read what is left: an `IndexError`. Its exit code
-# says nothing, for rank 2 was still cleaning up when `torchrun` ended it.
+# Rank 2. *Connection closed by peer* is an **echo**: it only says that somebody else is gone, as *Timed out waiting* only says that nobody came. Leave out the echoes, and read what is left: an `IndexError`. Its exit code says nothing: `torchrun` ended rank 2 as well, before it had ended by itself.
 
 # %% [markdown]
 # But sometimes nothing is left. Here are two more jobs of the same script. In one of them rank 2 was killed, as if memory had run out; in the other its disk didn't answer any more.
@@ -644,6 +643,9 @@ print(death_of(killed_by_the_system))
 # last words. What is left is what it had said *before*, so let long trainings report their steps, and ask the system: on Linux, its log (`dmesg`) names the process that it killed.
 
 # %% [markdown]
+# Shells and containers call the same death **137**, which is 128 + 9. A container or a job with a limit of its own can run out of memory while the machine has plenty: Kubernetes then says [`OOMKilled`](https://kubernetes.io/docs/tasks/configure-pod-container/assign-memory-resource/), and Slurm's [`sacct`](https://slurm.schedmd.com/sacct.html) `OUT_OF_MEMORY`.
+
+# %% [markdown]
 # **Check yourself.** A job dies at random steps, each time on a different rank, always with `SIGKILL`. Name two suspects and how to tell them apart.
 #
 # <details><summary>Answer</summary>
@@ -744,7 +746,7 @@ heard_s = launch(hears_late, backend="gloo")[0]
 pictures.draw_signal(1, heard_s, timeout_s=3)
 
 # %% [markdown]
-# It was heard when the group's timeout ended the call. `train.py` has a timeout of 6 s, so its waiting ranks leave their dump in time. With gloo's default of 30 minutes they would not: 30 s after SIGTERM `torchrun` sends SIGKILL, which no `finally` survives.
+# The signal was heard when the group's timeout ended the call. `train.py` has a timeout of 6 s, so its waiting ranks leave their dump in time. With gloo's default of 30 minutes they would not: 30 s after SIGTERM `torchrun` sends SIGKILL, which no `finally` survives.
 
 # %% [markdown]
 # The functions go into a file `train.py`, whose last line is `record(main)(sys.argv[1])`. `record` is `torch.distributed.elastic.multiprocessing.errors.record`: it writes an exception of `main` into a file that `torchrun` reads.
@@ -926,7 +928,7 @@ ask("flight recorder", from_recorder)
 job_pictures.draw_recorders(jobs, FAULTS)
 
 # %% [markdown]
-# It has something on all six, and the swapped calls by their lines. The command `torchfrtrace` compares for you. It does not look at lines, and wants a file of every rank. In torch 2.15 it also stops with a `KeyError` at what gloo
+# The recorder has something on all six, and the swapped calls by their lines. The command `torchfrtrace` compares for you. It does not look at lines, and wants a file of every rank. In torch 2.15 it also stops with a `KeyError` at what gloo
 # recorded, because the group has two names there; the folded cell gives it one.
 
 # %% jupyter={"source_hidden": true}
@@ -970,7 +972,7 @@ def from_explain_dumps(fault):
 ask("explain_dumps", from_explain_dumps)
 
 # %% [markdown]
-# It names nobody for the swapped calls, since it doesn't look at lines, and nobody for the straggler, which hangs nothing. What it prints says why, who the victims are, and how sure it is:
+# This reader names nobody for the swapped calls, since it doesn't look at lines, and nobody for the straggler, which hangs nothing. What it prints says why, who the victims are, and how sure it is:
 
 # %%
 explain_dumps(jobs.folder_of("killed rank"))
@@ -978,7 +980,7 @@ explain_dumps(jobs.folder_of("killed rank"))
 # %% [markdown]
 # ### Run it again, to be told
 #
-# `TORCH_DISTRIBUTED_DEBUG=DETAIL` makes the ranks compare what they are about to do, before each call. Before each of your calls it makes three of its own: a monitored barrier, and two all-gathers, of shapes and of what is to be called. So use it to search, not to train:
+# `TORCH_DISTRIBUTED_DEBUG=DETAIL` makes the ranks compare what they are about to do, before each call. Before each of your calls it makes three of its own ([in torch's source](https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/ProcessGroupWrapper.cpp)): a monitored barrier, and two all-gathers, of shapes and of what is to be called. So use it to search, not to train:
 
 
 # %%
@@ -1017,7 +1019,7 @@ ask("DETAIL", from_detail)
 print("\nmonitored_barrier: ", from_detail(*at_barrier))
 
 # %% [markdown]
-# It knows who did not come, not why. To the swapped calls it is deaf: kind and shape are the same. Nor does it notice the straggler: a rank that arrives late has still arrived.
+# `DETAIL` knows who did not come, not why. It doesn't see the swapped calls, whose kind and shape are the same. Nor does it notice the straggler: a rank that arrives late has still arrived.
 
 # %% [markdown]
 # ### Who says what
@@ -1055,8 +1057,7 @@ by_root_cause.measured(counts["root cause"])
 # %% [markdown]
 # ### The same with NCCL: the watchdog
 #
-# On GPUs the host only queues an `all_reduce`. So a stack shows the line that waits for the GPU, which may be an innocent `.item()`. A **watchdog** thread in each rank keeps the time instead: after ten
-# minutes by default, it gives up. These lines are from a real log ([LlamaFactory#2902](https://github.com/hiyouga/LlamaFactory/issues/2902), shortened).
+# On GPUs the host only queues an `all_reduce`. So a stack shows the line that waits for the GPU, which may be an innocent `.item()` ([chapter 14](14_on_a_gpu_who_waits.ipynb)). A **watchdog** thread in each rank keeps the time, and gives up, by default [after ten minutes](https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.init_process_group). These lines are from a real log ([LlamaFactory#2902](https://github.com/hiyouga/LlamaFactory/issues/2902), shortened).
 
 # %%
 for line in chapter_08.WATCHDOG.splitlines():
@@ -1096,7 +1097,7 @@ print(textwrap.fill(", ".join(sorted(dump["entries"][0])), 96))
 # | `[1] NCCL INFO Channel 00/0 : 1[1] -> 0[0] via P2P/direct pointer` | by which road: here straight into the other GPU's memory |
 
 # %% [markdown]
-# The last one matters most. Between hosts it may read `via NET/Socket/0`, as in [nccl#226](https://github.com/NVIDIA/nccl/issues/226): that's plain TCP. On hosts with InfiniBand, `NET/IB : No device found.` ([nccl#952](https://github.com/NVIDIA/nccl/issues/952)) says why.
+# The table's last line matters most. Between hosts it may read `via NET/Socket/0`, as in [nccl#226](https://github.com/NVIDIA/nccl/issues/226): that's plain TCP. On hosts with InfiniBand, `NET/IB : No device found.` ([nccl#952](https://github.com/NVIDIA/nccl/issues/952)) says why.
 
 # %% [markdown]
 # ### RAS, Xid and ECC
@@ -1108,7 +1109,10 @@ print(textwrap.fill(", ".join(sorted(dump["entries"][0])), 96))
 # of 256 ranks, while rank 118's watchdog gave up, 120 calls behind its host. A process that answers may still wait for ever.
 
 # %% [markdown]
-# **Xid** is how NVIDIA's driver numbers what went wrong, in the kernel's log (`dmesg`, often only for root). Look there when a rank dies without a word, or when all others wait for one host. **ECC** is the memory's error correction; `nvidia-smi -q -d ECC` shows its counts.
+# **ECC** is the error correction of a GPU's memory; `nvidia-smi -q -d ECC` shows its counts.
+
+# %% [markdown]
+# **Xid** is how NVIDIA's driver numbers what went wrong, in the kernel's log (`dmesg`, often only for root). Look there when a rank dies without a word, or when all others wait for one host.
 #
 # | Xid | what happened |
 # | --- | --- |
@@ -1157,9 +1161,10 @@ print(textwrap.fill(", ".join(sorted(dump["entries"][0])), 96))
 # | lies | What does one process compute? | a tiny oracle, kept as a test | the same | 4 |
 # | lies | Do the ranks call from the same lines? | `plot_calls` of a recording | the flight recorder's frames | 4, 7 |
 # | dies, with an error | Which error is no echo? | the report | `error.json` of all ranks | 6, 7 |
-# | dies of SIGABRT | With gloo: which call differs in shape? With NCCL it is mostly the watchdog after a timeout: read it as a hang | the report | the last words in `stderr.log` | 5 |
+# | dies of SIGABRT | With gloo: which call differs in shape? With NCCL it may be the watchdog after a timeout: read that as a hang | the report | the last words in `stderr.log` | 5 |
 # | dies of SIGKILL | What had it said before? | its output | exit code -9; its log; the system's | 6, 7 |
-#
+
+# %% [markdown]
 # Three habits prevent most of it: every decision that changes what a rank calls is taken by all ranks together; what belongs together travels in one call; and the smallest case that can go wrong is kept
 # and compared with one process.
 

@@ -3,7 +3,7 @@
 #
 # **What changes when the ranks live on two machines: who finds whom, who else can come in, and what happens when one dies?**
 #
-# In 130 minutes, best in two sittings (parts 1 to 7 on hosts and `torchrun`, then 8 and 9 on schedulers), you will be able to
+# In 130 minutes, best in two sittings (parts 1 to 7, then 8 and 9), you will be able to
 #
 # 1. start one training on two hosts, by hand and with `torchrun`, and read why it does not start;
 # 2. say who can reach your training, and let fewer;
@@ -11,7 +11,7 @@
 # 4. predict a collective on a slow cable, and hand one function to Slurm and to Ray, whose jobs survive a death.
 #
 # **Hardware:** any computer. As root on Linux (also in a container) you get two real hosts, elsewhere two addresses of one machine; a line says which.
-# With Debian's packages `slurmctld slurmd slurm-client munge` part 8 runs a real Slurm on them; without, it shows the recording of one. A line says that, too.
+# With Debian's `slurmctld slurmd slurm-client munge` part 8 runs a real Slurm on them, else it shows a recording; a line says that, too.
 # **Before:** [08 · It hangs, lies or dies](08_it_hangs_lies_or_dies.ipynb). **Next:** [10 · Keras 3 on DDP](10_keras.ipynb).
 # **Lab:** [09 · Many machines](../exercises/09_many_machines.ipynb).
 
@@ -87,8 +87,7 @@ torch.save((training.data, training.targets), Path(disk.name, "digits.pt"))
 # parameter.
 
 # %% [markdown]
-# As the loss of an epoch it prints *the sum of batch loss × batch size, divided by the number of the sampler's samples*; after it we print a second
-# figure, for which the ranks add up sums and counts.
+# As an epoch's loss, the article's script prints *the sum of batch loss × batch size, divided by the number of the sampler's samples*. We print a second figure after this one: for that, the ranks add up sums and counts.
 
 
 # %%
@@ -211,11 +210,11 @@ with two_hosts(disk.name) as hosts:
 
 # %% [markdown]
 # With two hosts it fails. Read the end: *connection refused*, `remote=[127.0.0.1]`. Both ranks found the
-# store at `tcp://…`; there each left the address that its **host name** resolves to, and that was 127.0.0.1: "here". Each then knocked at its own door.
+# store at `tcp://…`; there each left the address that its **host name** resolves to (or that of loopback, if the name leads nowhere on this host). That was 127.0.0.1, "here", and each then knocked at its own door.
 
 # %% [markdown]
 # The place of meeting and the way the tensors travel are two things. `GLOO_SOCKET_IFNAME`, and for GPUs `NCCL_SOCKET_IFNAME`, name the interface for the
-# second. (On InfiniBand, NCCL uses that interface only to set up its connections; the tensors travel over the adapters that `NCCL_IB_HCA` names.)
+# second. (On InfiniBand, NCCL uses that interface only to set up its connections; the tensors travel over the adapters that [`NCCL_IB_HCA`](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html) names.)
 
 # %% [markdown]
 # **Check yourself.** Why did this never happen in chapters 00 to 08?
@@ -316,7 +315,7 @@ chapter_09_pictures.draw_stores(sockets, answers, learning_rates)
 # are, how many cards each has, and which machine this is.
 
 # %% [markdown]
-# It then computes its ranks and starts them; they meet by `env://`. (The article has `mp.spawn`; a fork spares each rank the import of `torch`.)
+# The script then computes its ranks and starts them; they meet by `env://`. (The article has `mp.spawn`; a fork spares each rank the import of `torch`.)
 
 
 # %%
@@ -354,7 +353,7 @@ with two_hosts(disk.name) as hosts:
 chapter_09_pictures.draw_cards(outputs)
 
 # %% [markdown]
-# Rank 2 = 1 × 2 + 0. Parser, formula and `spawn` are what `torchrun` is for. It runs on every machine, as an **agent**: it counts, sets
+# Card 0 of node 1 is rank 2: node 1 × 2 cards + card 0. Parser, formula and `spawn` are what `torchrun` is for. It runs on every machine, as an **agent**: it counts, sets
 # the variables, starts the ranks, watches them. Its simplest form has a static master: an address, a port, and each machine's number.
 
 
@@ -384,8 +383,7 @@ print(*sorted("".join(outputs).splitlines()), sep="\n")
 # %% [markdown]
 # ## 5 · A rank dies
 #
-# The second way to meet is a **rendezvous**. All machines get the same command, with the address of one of them as `--rdzv-endpoint`. Whoever comes is given a number, and when the crew changes,
-# all meet again. So the agents can start the ranks anew, and nobody has to be there at night.
+# The second way to meet, besides the static master, is a **rendezvous**. All machines get the same command, with one machine's address as `--rdzv-endpoint`. Whoever comes is given a number, and when the crew changes, all meet again. So agents can start ranks anew, and nobody has to be there at night.
 
 # %% [markdown]
 # Starting anew is not continuing. For that the function saves a **checkpoint** after each epoch (chapter 04), and looks for one when it begins. Its batches are 128 samples **for all ranks
@@ -452,7 +450,10 @@ launch(undisturbed, backend="gloo")
 print("steps noted:", len(read_losses("undisturbed")))
 
 # %% [markdown]
-# Now on two hosts. `--rdzv-id` is the training's name: agents with the same endpoint and the same name meet, so two trainings can share an endpoint. An agent with a misspelt name
+# Now on two hosts. `--rdzv-id` is the training's name: agents with the same endpoint and the same name meet. Two trainings could share an endpoint, but its store belongs to the one that came first: when that one ends, the other fails. So give each training its own.
+
+# %% [markdown]
+# An agent with a misspelt name
 # meets nobody, and [gives up after ten minutes](https://docs.pytorch.org/docs/stable/elastic/rendezvous.html) with a `RendezvousTimeoutError` (`--rdzv-conf=join_timeout=...` has the seconds). Under Slurm the job's number will do as the name.
 
 # %% [markdown]
@@ -526,7 +527,7 @@ print("parameters at the end:    ", all(torch.equal(*pair) for pair in pairs))
 #
 # <details><summary>Answer</summary>
 # Rank 0 saves, on its host only. After a restart the ranks may be numbered otherwise: a new rank that finds no file begins at epoch 0 while the other one begins at
-# epoch 2. So let rank 0 load and broadcast, or save on every node.
+# epoch 2. And "rank 0 loads and broadcasts" is no cure: if rank 0 is now on the host without a file, it sends epoch 0 to everybody. So save on every node, and let the ranks agree on the newest file that all of them have ([lab 11](../exercises/11_capstone.ipynb)).
 # </details>
 
 # %% [markdown]
@@ -559,7 +560,7 @@ def a_host_dies():
 write_script("a_host_dies.py", *TRAINING, stall, a_host_dies)
 
 # %% [markdown]
-# `hosts[1].cut_power()` ends every process on host 1 at once. Host 0 goes on from epoch 2, alone, with all 128 samples of each batch.
+# `hosts[1].cut_power()` ends every process on host 1 at once. What becomes of the training?
 
 # %% tags=["row-E5"]
 command = "--nnodes=1:2 --max-restarts=3 --rdzv-backend=c10d --rdzv-id=night-8"
@@ -573,7 +574,7 @@ noted = read_losses("elastic")
 chapter_09_pictures.draw_agents(agents, noted, cut={1: cut_s})
 
 # %% [markdown]
-# Host 0's agent met with whoever was left, which was nobody: its new rank is rank 0 of 1. Does one rank compute what two would have?
+# Host 0's agent met with whoever was left, which was nobody: its new rank is rank 0 of 1. It goes on from epoch 2, with all 128 samples of each batch. Does one rank compute what two would have?
 
 # %% tags=["row-E5"]
 alone = noted[28:]
@@ -758,7 +759,7 @@ check(save_interval_done, **chapter_09.INTERVAL)
 chapter_09_charts.draw_intervals(save_interval, save_interval_done, save_s=60, machine_mtbf_h=1200)
 
 # %% [markdown]
-# Four times the machines halve the interval. And a save that costs a quarter halves it too, while goodput rises. That's why large jobs save [asynchronously](https://docs.pytorch.org/docs/stable/distributed.checkpoint.html): the training waits only for a copy into the host's memory.
+# Four times the machines halve the interval. A save that takes a quarter of the time halves it as well, but then goodput rises. That's why large jobs save [asynchronously](https://docs.pytorch.org/docs/stable/distributed.checkpoint.html): the training waits only for a copy into the host's memory.
 
 # %% [markdown]
 # ### Before the run: is everybody healthy?
@@ -803,7 +804,7 @@ for sick in [None, (1, "slow"), (2, "wrong")]:
 chapter_09_charts.draw_health(checks)
 
 # %% [markdown]
-# On GPUs the same idea has ready tools: `dcgmi diag` tests the cards of a node, and [nccl-tests](https://github.com/NVIDIA/nccl-tests) the paths between them. A scheduler can run them before each job and put an unfit node aside.
+# On GPUs the same idea has ready tools: [`dcgmi diag`](https://docs.nvidia.com/datacenter/dcgm/latest/user-guide/dcgm-diagnostics.html) tests the cards of a node, and [nccl-tests](https://github.com/NVIDIA/nccl-tests) the paths between them. A scheduler can run them before each job and put an unfit node aside.
 
 # %% [markdown]
 # ## 7 · A slow cable
@@ -876,7 +877,7 @@ chapter_09_charts.draw_cable(sizes, predicted_ms, measured_ms)
 # rest was counted by the cable itself: host 0 has sent more bytes than the 22 MB of its tensors (each size three times, and one megabyte to open the connections), since packets have headers and are acknowledged.
 
 # %% [markdown]
-# At this speed bytes decide, and they can be counted, which is why this course argues with replays. What a latency costs cannot be seen here: a message of a megabyte takes 80 ms and more, a thousand latencies.
+# At this speed bytes decide, and they can be counted, which is why this course argues with replays. What a latency costs cannot be seen here: a message of a megabyte takes 80 ms and more, over a thousand latencies.
 
 # %% [markdown]
 # *This is the end of the first sitting.*
@@ -909,7 +910,7 @@ def train(load, save):
 
 
 # %% [markdown]
-# It returns the sum of all squared weights. `launch`'s is the reference for the others, without checkpoints and without deaths:
+# `train` returns the sum of all squared weights. What it returns under `launch`, without checkpoints and without deaths, is the reference for the other launchers:
 
 
 # %% tags=["part-slurm", "part-ray", "part-agents"]
@@ -935,7 +936,7 @@ for world_size in (1, 2):
 # script on the first of them.
 
 # %% [markdown]
-# `srun`, inside it, runs a command on all: one task, one rank. A task learns who it is from **Slurm's own names**, which `torch` does not know.
+# `srun`, inside it, runs a command on all: one task, one rank. A task learns who it is from **Slurm's own names**, which `torch` does not know. (How it finds its GPU, [`train_ddp.py`](train_ddp.py) shows.)
 
 # %% [markdown]
 # `slurm.two_nodes` starts a real Slurm on our two hosts, if its packages are here; if not, `job.log` is what such a job wrote when this chapter was made. The line that it prints says which.
@@ -968,13 +969,12 @@ print("CPUs for four tasks:", short, "without SRUN_CPUS_PER_TASK,", enough, "wit
 # script is `SLURM_STEP_NUM_TASKS`: only what `srun` starts is in a **step**.
 
 # %% [markdown]
-# The last line is a trap of its own: since version 22.05 `srun` no longer takes [`--cpus-per-task`](https://slurm.schedmd.com/srun.html#OPT_cpus-per-task) over from `sbatch`, so the script hands it on.
+# The last line of the output is a trap of its own: since version 22.05 `srun` no longer takes [`--cpus-per-task`](https://slurm.schedmd.com/srun.html#OPT_cpus-per-task) over from `sbatch`, so the script hands it on.
 
 # %% [markdown]
 # ### A job that is told to end, and a node that dies
 #
-# A job has a time limit. Slurm can send a signal before: `--signal=TERM@60` sends SIGTERM to all tasks a minute before the end (sometimes two). A task then saves, and the job
-# goes back into the queue.
+# A job has a time limit. Slurm can send a signal before: [`--signal=TERM@60`](https://slurm.schedmd.com/sbatch.html#OPT_signal) sends SIGTERM to all tasks a minute before the end (sometimes two). A task can save then, and the script can put the job back into the queue.
 
 # %% [markdown]
 # Our ranks look for the signal in `save`, every fourth step, so four steps have to fit into that minute:
@@ -1001,7 +1001,7 @@ exit $status
 # 75 is an exit code of our own: *saved, please start me again*. Any other failure ends the job.
 
 # %% [markdown]
-# The last line matters: Slurm takes the script's exit status for the job's. If the script ended with
+# The script's last line matters: Slurm takes [the script's exit status](https://slurm.schedmd.com/job_exit_code.html) for the job's. If the script ended with
 # `[ $status = 75 ] && ...`, that test would be its status, so a training that had succeeded would count as FAILED, and no job with `--dependency=afterok` would start.
 
 # %% [markdown]
@@ -1104,7 +1104,7 @@ chapter_09_charts.draw_night(night)
 # Then a node died: its daemon did not answer any more, after ten seconds here and after [five minutes with Slurm's defaults](https://slurm.schedmd.com/slurm.conf.html#OPT_SlurmdTimeout) the node was *down*, and Slurm queued the job again. In its third life there was one node, so one rank did the last four steps, and the weights are `launch`'s.
 
 # %% [markdown]
-# This is also the cure for the death of the rendezvous' host: whoever starts anew chooses a new first machine.
+# The queue is also the cure for the death of the rendezvous' host: a job that starts anew chooses a new first machine.
 
 # %% [markdown]
 # **Check yourself.** Why do the ranks exit with 75 and let the *script* requeue the job, instead of calling `scontrol` themselves?
@@ -1187,7 +1187,7 @@ print(log, end="")
 # makes the process group, and calls it.
 
 # %% [markdown]
-# It also keeps checkpoints: what rank 0 gives to `ray.train.report`, the workers of the next life get from `get_checkpoint`. All ranks have to call `report`.
+# Ray Train also keeps checkpoints: what rank 0 gives to `ray.train.report`, the workers of the next life get from `get_checkpoint`. All ranks have to call `report`.
 
 
 # %% tags=["part-ray", "row-E5"]
@@ -1294,7 +1294,7 @@ def run_ray(folder, timeout_s=270):
 
 # %% tags=["part-ray", "row-E5"]
 if importlib.util.find_spec("ray") is None:
-    print("Ray is not installed; this brings it: pip install -c constraints.txt -e '.[cluster]'")
+    print("Ray is not installed; this brings it: pip install 'ddp-course[cluster]' ray==2.60.0")
 else:
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # short: it will hold sockets
         printed = run_ray(folder)
@@ -1307,12 +1307,12 @@ else:
 # last one may not be registered yet when a worker dies.
 
 # %% [markdown]
-# All that is lost is time. And time is Ray's price: it starts a dozen processes, for placing, watching and cleaning up, before the first step. For 20
+# All that is lost is time. And time is Ray's price: before the first step it starts processes of its own, for placing, watching and cleaning up. For 20
 # steps that is absurd; for a night on 64 machines it is nothing.
 
 # %% [markdown]
-# **On a real cluster** `Cluster` goes, and Ray is started on each machine before (`ray start --head` on the first, `ray start --address=HEAD:6379` on the others) or by a cloud's or Kubernetes's own Ray operator.
-# `storage_path` must then be a place that all nodes reach, `use_gpu=True` gives each rank a GPU and takes NCCL, and `prepare_data_loader` deals the samples.
+# **On a real cluster** ([Ray's page](https://docs.ray.io/en/latest/train/getting-started-pytorch.html)) `Cluster` goes, and Ray is started on each machine before (`ray start --head` on the first, `ray start --address=HEAD:6379` on the others) or by a cloud's or Kubernetes's own Ray operator.
+# `storage_path` must be a place that all nodes reach, `use_gpu=True` gives each rank a GPU and takes NCCL, and `prepare_data_loader` deals the samples.
 
 # %% [markdown]
 # Ports are open to the whole network, and whoever
@@ -1342,15 +1342,16 @@ at_fault = "?"  # the disk, the scheduler, or the script
 # %% [markdown] tags=["row-B9"]
 # ## 9 · Where to go next
 #
-# You now know what is below all of these. One honest line each:
+# You now know what is below all of these:
 #
 # | when | look at | it gives you | it does not spare you |
 # | --- | --- | --- | --- |
-# | the model or its optimiser does not fit on one card | FSDP2, `fully_shard` | parameters, gradients and optimiser states in shards, gathered when needed | more communication than DDP: predict it first |
-# | one layer is too large, or cards are joined very fast | tensor parallel, `parallelize_module` | matrices cut across the cards of a node | collectives within every layer |
-# | the model has many equal layers and the cables are slow | pipeline parallel, `torch.distributed.pipelining` | few bytes between stages | idle time at both ends of a batch |
+# | the model or its optimiser does not fit on one card | FSDP2, `fully_shard` ([chapter 13](13_hold_less.ipynb)) | parameters, gradients and optimiser states in shards, gathered when needed | more communication than DDP: predict it first |
+# | one layer is too large, or cards are joined very fast | tensor parallel, `parallelize_module` ([chapter 17](17_cut_the_layer.ipynb)) | matrices cut across the cards of a node | collectives within every layer |
+# | the model has many equal layers and the cables are slow | pipeline parallel, `torch.distributed.pipelining` ([chapter 18](18_cut_the_stack.ipynb)) | few bytes between stages | idle time at both ends of a batch |
 # | a cluster that starts, watches and retries for you | Ray Train | agents, restarts, storage | knowing what a rank is |
 # | a training loop that you do not want to write | Lightning | loops, logging, checkpoints, DDP by a flag | reading it when numbers disagree |
+# | a dead rank must not stop the others | [torchft](https://github.com/meta-pytorch/torchft) | DDP whose living replicas go on, and take a repaired one back | steps with fewer samples |
 # | your loop, on whatever machine there is | Accelerate | a few lines around your own loop | the choices behind them |
 
 # %% [markdown]

@@ -3,12 +3,12 @@
 #
 # **A Keras model on the torch backend is a `torch.nn.Module`. So is wrapping it in DDP all there is to do?**
 #
-# In 70 minutes you learn to prove that a Keras training on several ranks equals one device, to name what DDP doesn't see, and to make `fit()` average gradients. Nothing later builds on this chapter.
+# In 70 minutes you learn to prove that a Keras training on several ranks equals one device, to name what DDP doesn't see, and to make `fit()` average gradients. No later chapter needs this one.
 #
 # **Hardware:** two cores; everything runs on the CPU. **Versions:** measured with Keras 3.15.1 and torch 2.15.0. **Before:** [09 · Many machines](09_many_machines.ipynb).
 # **Next:** [11 · Capstone](11_capstone.ipynb). **Lab:** [10 · Keras statistics and callbacks](../exercises/10_keras.ipynb).
 #
-# Five cells ask you to **predict**, and one to **write** an optimiser, which real ranks then check.
+# Five cells ask you to **predict**, one to **write** an optimiser.
 
 # %% jupyter={"source_hidden": true}
 import os
@@ -34,7 +34,7 @@ os.environ["KERAS_TORCH_DEVICE"] = "cpu"
 try:
     import keras
 except ModuleNotFoundError:
-    print("Needs Keras: pip install -c constraints.txt -e '.[keras]', then restart the kernel.")
+    print("Needs Keras: pip install 'ddp-course[keras]' keras==3.15.1, then restart the kernel.")
     get_ipython().input_transformers_post.append(lambda lines: [])  # other cells do nothing
 
 # %% [markdown]
@@ -73,7 +73,7 @@ training, testing = nhwc(digits(True)), nhwc(digits(False))
 print("images:", *training.tensors[0].shape)
 
 # %% [markdown]
-# The guide starts its processes by `start_processes(..., start_method="fork")`, "to support notebooks": a new Python (`spawn`) wouldn't know the functions of your cells. `launch` does the steps of its `setup_device` and `cleanup` for you. What does a forked rank find?
+# The guide starts its processes by `start_processes(..., start_method="fork")`, "to support notebooks": a new Python (`spawn`) wouldn't know the functions of your cells. `launch` does for you what the guide's `setup_device` and `cleanup` do. What does a forked rank find?
 
 # %% tags=["row-C6", "row-C7"]
 kernel, address = os.getpid(), training.tensors[0].data_ptr()
@@ -161,7 +161,7 @@ chapter_10.draw_losses(losses)
 # %% [markdown]
 # Two losses hold for both ranks, and four hold for one rank each. What the guide prints is **one rank's loss**, too. Reduce the sum and the count, as chapter 07 did, and every rank knows the loss of the epoch.
 #
-# The guide's loader has a second fault, `DistributedSampler(shuffle=False)`:
+# The guide's loader has a fault as well, `DistributedSampler(shuffle=False)`:
 
 
 # %% tags=["row-C4"]
@@ -177,7 +177,7 @@ print("the guide's sampler shuffles:", launch(epochs_differ, False, backend="glo
 print("the default sampler shuffles:", launch(epochs_differ, True, backend="gloo"))
 
 # %% [markdown]
-# It never shuffles, whatever `set_epoch` says. A sampler shuffles by default, so leave the argument out.
+# The guide's sampler never shuffles, whatever `set_epoch` says. A sampler shuffles by default, so leave the argument out.
 #
 # **Check yourself.** With 4 ranks you forget to divide, and leave `batch_size=64`. What has changed?
 #
@@ -262,7 +262,7 @@ yardstick = chapter_10.Yardstick(training.tensors, testing.tensors)
 yardstick.draw_shards()
 
 # %% [markdown]
-# It matters who gets which images. *Dealt*, each rank has half of a shuffled deck. With *own digits* each reads files of its own, like two hospitals with their own patients.
+# It matters who gets which images. *Dealt*, each rank has half of a shuffled deck. With *own digits*, each rank reads files of its own, which have only five of the ten digits, as two hospitals have their own patients.
 #
 # `study` is the loop that you would take home; its comments number the cures.
 
@@ -354,7 +354,7 @@ yardstick.measure("no training=True", study, training=False)
 yardstick.draw("Without training=True the loss is higher in both panels.")
 
 # %% [markdown]
-# Without batch norm and dropout it's a different training, and a worse one, whichever images a rank has.
+# With batch norms and dropout that do nothing it's a different training, and a worse one, whichever images a rank has.
 #
 # ## 5 · Statistics that drift
 #
@@ -653,7 +653,7 @@ print("weights away from those without:", apart(without[0], with_it[0]))
 print("all variables are on:", *with_it[1])
 
 # %% [markdown]
-# It accepts four GPUs that don't exist, trains on the CPU, which our first cell chose, and doesn't change a single bit. So let's ask which devices there are.
+# `keras.distribution` accepts four GPUs that don't exist, trains on the CPU, which our first cell chose, and doesn't change a single bit. So let's ask which devices there are.
 
 
 # %%
@@ -671,14 +671,14 @@ for backend in ("jax", "tensorflow", "torch"):
     print(f"Keras {keras.__version__} has a distribution part for {backend}:", part.exists())
 
 # %% [markdown]
-# In Keras 3.15.1, torch's backend has **no distribution part**, though its [guide](https://keras.io/guides/distribution/) names PyTorch too. One has been merged for a later release, with DDP in the trainer: [issue 23418](https://github.com/keras-team/keras/issues/23418) has the state. Until it's released, wrap the model in DDP yourself.
+# In Keras 3.15.1, torch's backend has **no distribution part**, though [Keras's guide to that API](https://keras.io/guides/distribution/) names PyTorch too. One has been merged for a later release, with DDP in the trainer: [issue 23418](https://github.com/keras-team/keras/issues/23418) has the state. Until it's released, wrap the model in DDP yourself.
 
 # %% [markdown]
 # ## 9 · What each fault costs
 #
-# | what goes wrong | test loss with own digits | cure |
+# | what goes wrong | test loss with own digits, compared with the cured one's | cure |
 # | --- | --- | --- |
-# | layers built after wrapping | about 18 times as high | `Input`, or one call before |
+# | layers built after wrapping | about 18 times | `Input`, or one call before |
 # | `ddp.train()` alone | about 1.4 times | `training=True` in the call |
 # | each rank's own moving statistics | about 1.1 times, with rank 0's | average before use |
 # | the same dropout masks | nothing measurable | seed by rank |
@@ -694,7 +694,7 @@ for name in faults:
     print(f"{name:22} dealt about {times[0]:.1f}, own digits about {times[1]:.1f} times the cured")
 
 # %% [markdown]
-# With a well shuffled deck a late layer and `fit()` cost so little that you'd hardly look: either rank's model is nearly as good. A missing `training=True` costs more there, in proportion.
+# With a well shuffled deck a late layer and `fit()` cost so little that you'd hardly look, because each rank has seen all ten digits by itself. A missing `training=True` costs more there, in proportion.
 
 # %% [markdown]
 # **Check yourself.** A colleague adds a layer with a state of its own, say a running quantile, by `add_weight(trainable=False)`. What do you ask?

@@ -68,7 +68,7 @@ desk.look("monday/sizes")  # for example; then choose from the menu
 culprit = predict("the rank that behaves differently", ..., choices=(0, 1, 2, 3))
 
 # %% [markdown]
-# Each flight recorder has its rank's last calls, with the lines that made them. Here are eight of them side by side:
+# Each flight recorder has its rank's last calls, with the lines that made them. Here are the last eight calls of each rank:
 
 # %%
 chapter_11.draw_calls(week)
@@ -92,7 +92,7 @@ desk.show("monday/verdict")
 # Ranks 0 and 1 waited as well. Their recorders were written after the error had arrived, and by then gloo counted the failed call as completed. So the tool lists only rank 2 among the victims.
 
 # %% [markdown]
-# Rank 3 believes that the epoch is over. Its part has as many bytes as the others, 10,400. `read` makes windows of 17 *characters*, and `batches` cuts them into batches of 32.
+# Rank 3 believes that the epoch is over. Its part has as many bytes as the others, 10,400. `read` makes windows of 17 *characters*, and `batches` cuts them into batches of 32. **Predict:** how many batches does each of the four parts have?
 
 # %%
 counted = predict("batches of the four parts, as a list", ...)
@@ -363,7 +363,7 @@ spoiled.measured(only)
 desk.show("wednesday/kernel")
 
 # %% [markdown]
-# It was real, but it wasn't the cause. `nvme0n1` is a disk inside node-b, the error came 78 s before the job began, when something *read* there, and the checkpoint is written by rank 0, on node-a, to the shared disk.
+# The disk error was real, but it wasn't the cause. `nvme0n1` is a disk inside node-b, the error came 78 s before the job began, when something *read* there, and the checkpoint is written by rank 0, on node-a, to the shared disk.
 
 # %% [markdown]
 # Try a suspect of your own: give `mine` a function of the checkpoint's path, and let it act before the save or after the epoch. The picture's disk lost the *last* block, which has the zip file's directory. What if it loses one in the middle?
@@ -403,7 +403,7 @@ for day in ("tuesday", "thursday"):
     print(f"{day:9} first losses of ranks 0 to 3:", *incident.first_losses(week, day))
 
 # %% [markdown]
-# Rank 0 begins with 2.568 both times: it has the backup. The others begin at 4.7 on Thursday, like an untrained model (ln 104 is 4.64). DDP hands out rank 0's weights **once**, when it's made, and `resume` comes later. After that DDP only averages gradients.
+# Rank 0 begins with 2.568 both times: it has the backup. The others begin at 4.7 on Thursday, like an untrained model: if all of its 104 characters are equally likely, the loss is ln 104 = 4.64. DDP hands out rank 0's weights **once**, when it's made, and `resume` comes later. After that DDP only averages gradients.
 
 # %% [markdown]
 # So on Thursday there were two models: that of rank 0, which was saved, and that of ranks 1 to 3. **Predict:** which one has the loss that was reported, 3.337?
@@ -476,10 +476,10 @@ chapter_11.draw_models(nights["thursday"])
 validated.measured(models[nights["thursday"].whose])
 
 # %% [markdown]
-# The control has one model and one loss. On Thursday each rank judged its share by its own model, so the figure is the loss of **no** model. In this replay, the saved model is worse than the figure says. The real one isn't in the folder, but ranks 1 to 3 print Thursday's first losses, digit for digit.
+# The control has one model and one loss. On Thursday each rank judged its share by its own model, so the figure is the loss of **no** model. Here the saved model is worse than the figure says. Thursday's checkpoint isn't in the folder, but ranks 1 to 3 of this replay begin with that night's losses, digit for digit.
 
 # %% [markdown]
-# All ranks get the same averaged gradients, but rank 0's momentum comes from the backup and the others have none, so their weights don't even move in step. DDP never checks. The lab cures `resume`; lab 08's last exercise is the alarm that would have rung.
+# All ranks get the same averaged gradients, but rank 0's momentum comes from the backup and the others have none, so their weights don't even move in step. DDP never checks. The lab cures `resume`; lab 08's exercise 5 is the alarm that would have rung.
 
 # %% [markdown]
 # One thing more before you restart: Thursday's script saves into the file that it resumed from. So if that was the backup, the one on node-a isn't Sunday's any more. Compare it with the copy on the shared disk.
@@ -519,7 +519,7 @@ predict()
 # %% [markdown]
 # ## Appendix · 64 ranks
 #
-# Next month the team gets 64 ranks. Will they be worth it? Chapter 06's model says: in a step a rank computes 32 windows of 100 µs each, then averages 99,488 bytes in a ring, here at 100 Gbit/s with a latency of 3 µs. (The 100 µs and the network are assumptions.)
+# Next month the team gets 64 ranks: worth it? As in chapter 06, a model adds up the times of a step: a rank computes 32 windows of 100 µs each, then averages 99,488 bytes in a ring, at 100 Gbit/s with a latency of 3 µs. (The 100 µs and the network are assumptions.)
 
 # %%
 for ranks in (4, 8, 64):
@@ -575,7 +575,7 @@ chapter_11.draw_efficiency(curves, real)
 # %% [markdown]
 # Expect less on a real cluster: the model knows no slow node and no shared network. Say so when you report the figure.
 #
-# **Next:** chapters [12](12_send_less.ipynb) to [17](17_cut_the_layer.ipynb) go further, each on its own question. Chapter [09](09_many_machines.ipynb) ends with what lies beyond DDP.
+# **Next:** chapters [12](12_send_less.ipynb) to [19](19_when_scaling_stops.ipynb) go further, each with a question of its own. Chapter [09](09_many_machines.ipynb) ends with what lies beyond DDP.
 
 # %% [markdown]
 # Believe a cause once an experiment with it leaves the same traces and a control without it doesn't. Take the next failure that is *yours*, and do the same.

@@ -38,8 +38,8 @@ from course_utils import Network, check, launch, predict
 # %% [markdown]
 # ## 1 · What the network costs
 #
-# One training for the whole chapter: four ranks teach the small GPT to continue *Pride and Prejudice*. A **method** says what they tell each other. Each gets a row in one
-# table: what a rank sends in a step, in KB (1,000 bytes), the time of a step on three networks, and the loss after 48 steps.
+# Here four ranks teach the small GPT to continue *Pride and Prejudice*. A **method** says what they tell each other, and gets a row in one table: the KB (1,000 bytes) that
+# a rank sends in a step, the time of a step on three networks, and the loss after 48 steps.
 
 
 # %%
@@ -108,7 +108,7 @@ for name, row in short.items():
 # %% [markdown]
 # ### Write it
 #
-# *About 4 minutes.* A hook that sends the bucket in a different type, which is its state. Divide by the number of ranks first, in the bucket's own precision. Then cast, sum, and cast back.
+# *About 4 minutes.* A hook that sends the bucket in a different type. That type is the hook's first argument, its state; `bucket.buffer()` is one flat tensor. Divide by the number of ranks first, in the bucket's own precision. Then cast, sum, and cast back.
 
 
 # %%
@@ -118,7 +118,7 @@ def my_half(dtype, bucket):
 
 # %% [markdown]
 # <details><summary>Hint 1: a nudge</summary>
-# <code>bucket.buffer()</code> is one flat tensor. Which mean of four float16 numbers fits, though their sum does not?
+# Which mean of four float16 numbers fits, though their sum does not?
 # </details>
 # <details><summary>Hint 2: the approach</summary>
 # Divide, cast, start an <code>all_reduce</code> with <code>async_op=True</code>. Its future, and a <code>then</code> that casts the sum back, is what to return. Without <code>then</code> DDP ends with an
@@ -138,7 +138,7 @@ half = go_on_with(my_half, halved, chapter_12.half)
 pictures.draw_half(my_half, half)
 
 # %% [markdown]
-# PyTorch has `bf16_compress_hook` and `fp16_compress_hook` ([documentation](https://docs.pytorch.org/docs/stable/ddp_comm_hooks.html)). They cast first and divide then. Here rank 0's gradient is 70,000, and rank 1's is 0:
+# PyTorch has `bf16_compress_hook` and `fp16_compress_hook` ([documentation](https://docs.pytorch.org/docs/stable/ddp_comm_hooks.html)). They cast first, and then divide. Here rank 0's gradient is 70,000, and rank 1's is 0:
 
 
 # %%
@@ -147,7 +147,7 @@ for hook, state in ((half, torch.float16), (fp16_compress_hook, None)):
     print(f"{hook.__name__:18} in float16: {mean:,.0f}")
 
 # %% [markdown]
-# The mean, 35,000, fits into float16, whose numbers are 32 apart there. Rank 0's 70,000 doesn't. In bfloat16 nothing overflows. And with four ranks the order can't matter: dividing by 4 changes only the exponent.
+# The mean, 35,000, fits into float16, whose numbers are 32 apart there. Rank 0's 70,000 doesn't. In bfloat16 nothing overflows, so there, with four ranks, the order can't matter: dividing by 4 changes only the exponent.
 
 # %%
 apart = chapter_12.weights_apart(ddp(half, torch.bfloat16), ddp(bf16_compress_hook))
@@ -233,7 +233,7 @@ second_weight = predict("the second weight after 25 steps of top-1", ...)
 
 
 # %%
-def remembering(share):  # error feedback around top_k
+def remembering(share):  # error feedback: what top_k doesn't send is added to the next gradient
     return lambda network: ddp(chapter_12.Remembering(share).hook)(network)
 
 
@@ -262,7 +262,7 @@ methods = {"DDP": ddp(), "top 1 %": ddp(top_k, 0.01), "with feedback": rememberi
 chapter_12.print_after_192(methods)
 
 # %% [markdown]
-# Both seeds end lower with feedback, though they're far apart: what's sent late helps late, and makes up for a part of what top-k had lost. The proof is for SGD. Adam divides by the size of past gradients, and [Tang and others (2021)](https://arxiv.org/abs/2102.02888) say that
+# Both seeds end lower with feedback, though they're far apart: what's sent late makes up for a part of what was lost. The proof is for SGD. Adam divides by the size of past gradients, and [Tang and others (2021)](https://arxiv.org/abs/2102.02888) say that
 # error feedback doesn't work with it unchanged. Our AdamW gains all the same, in this one model.
 
 # %% [markdown]
@@ -271,7 +271,7 @@ chapter_12.print_after_192(methods)
 # `table.stretched` takes the recording of one rank's step and lets 64 ranks make the same calls. That is a model: no 64 ranks ran.
 
 # %% [markdown]
-# **Predict.** With top-k, how many times fewer bytes than DDP does a rank send on 64 ranks?
+# **Predict.** With the top 1 %, how many times fewer bytes than DDP does a rank send on 64 ranks?
 
 # %%
 fewer = predict("times fewer bytes on 64 ranks", ...)
@@ -440,7 +440,7 @@ pictures.draw_running_means(means)
 # %% [markdown]
 # ### What stragglers gain
 #
-# A step takes 1 ms, but in each step one rank needs 4. First the ranks take turns. Then it is always rank 2. On the fast network 16 steps of DDP take 64 ms, both times.
+# A step takes 1 ms, but in each step one rank is slow and needs 4. In a first run the ranks take turns at that, in a second it's always rank 2. On the fast network 16 steps of DDP take 64 ms, both times.
 
 # %% [markdown]
 # **Predict.** How many ms do 16 steps take with one exchange at their end? Answer with a list of two numbers.
@@ -473,7 +473,7 @@ pictures.draw_progress(table)
 table.print_price()
 
 # %% [markdown]
-# Compare at equal loss. To get as far as top-k or the mean every 16 steps, DDP sends about ten times as many bytes. In time the mean leads: it takes half as long as DDP, and top-k only a sixth less: bfloat16 gets there sooner.
+# Compare at equal loss. To get as far as top-k or the mean every 16 steps, DDP sends about ten times as many bytes. In time the mean leads: it takes half as long as DDP. Top-k saves only a sixth, and bfloat16 gets to top-k's loss sooner.
 
 # %% [markdown]
 # All this is of 48 steps: error feedback has hardly begun to pay, and DiLoCo has made three outer steps.
@@ -481,7 +481,7 @@ table.print_price()
 # %% [markdown]
 # ### 25 Gbit/s, 64 ranks, this model: you decide
 #
-# Two models enter here. We stretch the recordings to 64 ranks, and we assume that a step on 64 ranks brings as much progress as on 4. **Progress** is how many of DDP's steps one step is worth: if DDP gets to the same loss in 30 steps instead of 48, it's 0.6.
+# Two models enter here: we stretch the recordings to 64 ranks, and we assume that a step there brings as much progress as on 4. **Progress** is how many of DDP's steps one step is worth: if DDP gets to the same loss in 30 steps instead of 48, it's 0.6.
 
 # %% [markdown]
 # We round progress to tenths, because two seeds can't show more. And the assumption flatters methods that exchange rarely. More ranks average away more noise, but not what drifting apart costs: in Stich's proof, four times the ranks need exchanges twice as often. We leave out error feedback and DiLoCo, which 48 steps can't judge.
@@ -549,7 +549,7 @@ print(*chapter_12.lines_of(by_halving), sep="\n")
 chapter_12.print_decisions(fastest, by_halving, computing_ms)
 
 # %% [markdown]
-# DDP's messages take 0.26 ms instead of 1.40. Now bfloat16 wins, and with overlap DDP, which loses no progress; bfloat16 would be as good. Talking less often wins nowhere. **Before you change the method, change the algorithm.** NCCL has trees for small messages like ours.
+# DDP's messages take 0.26 ms instead of 1.40. Now bfloat16 wins. With overlap DDP is as good, since both hide all their messages. Talking less often wins nowhere. **Before you change the method, change the algorithm.** NCCL has trees for small messages like ours (chapter 06).
 
 # %% [markdown]
 # In a larger model bytes are the cost, and the answer may be different again: the lab asks for that choice.

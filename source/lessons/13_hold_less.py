@@ -43,7 +43,7 @@ from course_utils import Network, WorkerTimeout, check, launch, plot_calls, pred
 # %% [markdown]
 # ## 1 · Sixteen bytes
 #
-# Large models are often trained with Adam in **mixed precision**: layers compute in bfloat16, the optimiser in float32. Each parameter then takes
+# Large models train with Adam in **mixed precision**: layers compute in bfloat16, the optimiser in float32. A parameter takes
 #
 # | | bytes |
 # | --- | --- |
@@ -142,7 +142,7 @@ rows = {"OurDDP": chapter_13.measure(OurDDP)}
 pictures.draw_two_halves()
 
 # %% [markdown]
-# The frame `Shards` replaces each parameter by this rank's **shard**: flattened, filled up with zeros to a multiple of *n*, cut into *n*. So `model.parameters()` gives shards to any optimiser. `forward` first gathers all
+# The frame `Shards` replaces each parameter by this rank's **shard**: flattened, filled up with zeros to a multiple of *n*, cut into *n*. So `model.parameters()` gives shards to the optimiser. `forward` first gathers all
 # weights, which layers read; `finish` reduces all gradients.
 
 # %% [markdown]
@@ -152,7 +152,7 @@ pictures.draw_two_halves()
 # to `self.pending`, where `local` will hold this rank's share.
 
 # %% [markdown]
-# The frame's `collect` waits for `work`, and puts `local` into `shard.grad`. `self.shard_count` ranks share a copy of the model. There are `self.copy_count` copies (1 until part 10), and the mean is over all of them.
+# The frame's `collect` waits for `work`, and puts `local` into `shard.grad`. `self.shard_count` ranks share a copy of the model. There are `self.copy_count` copies (1 until part 10). The mean is over the ranks of all copies.
 
 
 # %%
@@ -272,7 +272,7 @@ zero3_sends = predict("times 3/4 of the weights that ZeRO-3 sends", ...)
 # %% [markdown]
 # ### Write all four
 #
-# **Write** (12 minutes). `Gather.apply(shard, self)` from `sharding` gathers a weight, and reduces its gradient when backward comes by. `self.full` keeps gathered weights; `self.shard_of` knows the shard of each full weight's storage.
+# **Write** (12 minutes). `Gather.apply(shard, self)` from `sharding` gathers a weight, and reduces its gradient when backward comes by. `self.full` keeps gathered weights, by their shards; `self.shard_of` knows the shard of each full weight's storage.
 # `pack` hands on other tensors as they are.
 
 # %% [markdown]
@@ -415,7 +415,7 @@ times_less.measured(kept["plain"][-1].saved_kib / kept["recompute"][-1].saved_ki
 # %% [markdown]
 # ## 7 · The norm is global
 #
-# Clipping scales a gradient whose norm is above `max_norm` down to it. The norm is that of *all* parameters together, and each rank only sees its shards.
+# Clipping scales a gradient whose norm is above `max_norm` down to it. The norm is of *all* parameters together, and each rank only sees its shards.
 #
 # **Predict.** Two ranks hold one number of a gradient each: 3 and 4. Both call `clip_grad_norm_` with `max_norm=1` on what they hold. Which two numbers are left?
 
@@ -451,8 +451,7 @@ left_over.measured([round(number, 3) for number in alone])
 # %% [markdown]
 # ## 8 · FSDP2
 #
-# PyTorch's ZeRO-3 is **FSDP2**. A **DeviceMesh** says which ranks work together. `fully_shard(block)` makes a block one unit, gathered in one message before its forward and its backward, and freed after each. What's left belongs to the
-# outermost unit.
+# PyTorch's ZeRO-3 is **FSDP2**. A **DeviceMesh** says which ranks work together. `fully_shard(block)` makes a block one unit, gathered in one message before its forward and its backward, and freed after each. What's left belongs to the outermost unit, which by default stays whole from forward to backward.
 
 # %%
 show_source(chapter_13.train_plain)
@@ -460,7 +459,7 @@ show_source(chapter_13.train_plain)
 # %% [markdown]
 # ### Write it for many ranks
 #
-# **Write** (10 minutes) the same loop for a network that all ranks share. Each block is a unit; so is the network. `batches` are this rank's. Return *full* weights. Shards are **DTensors**: `shard.full_tensor()` gathers one, and
+# **Write** (10 minutes) the same loop for a network that all ranks share. `network` is an `nn.Sequential` of blocks; each block is a unit, and so is the network. `batches` are this rank's. Return *full* weights. Shards are **DTensors**: `shard.full_tensor()` gathers one, and
 # `clip_grad_norm_` adds up the squares of all shards.
 
 
@@ -529,7 +528,7 @@ chapter_13.compare_training([OurDDP, Zero1, Zero2, Zero3, FSDP2])
 # %% [markdown]
 # ## 9 · Four ranks save, three go on
 #
-# [`train_fsdp2.py`](train_fsdp2.py) is a script to take home. Its network and its loop are the ones you've just written, and these functions make it a job that may be stopped. Each rank writes its own shards:
+# [`train_fsdp2.py`](train_fsdp2.py) is a script to take home. What trains stands at its top, in thirty lines like those you've just written: `sharded_network` and `train`. The functions below them make it a job that may be stopped. Each rank writes its own shards:
 
 # %%
 show_source(train_fsdp2.save)
@@ -629,7 +628,7 @@ for wrap in (Sharded, hybrid):
 draw_pairs(pairs, per_node=4, unit="MiB")
 
 # %% [markdown]
-# If all eight shard, 24 rings cross the border, each with 7/8 of a layer. With hybrid sharding only sums of a rank's shards cross, 2 · 1/2 of 0.5 MiB. The price is twice the memory.
+# In the priced step the data want a gradient too, so that all layers are alike: 24 calls, not 23. If all eight shard, each is a ring that crosses the border with 7/8 of a layer. With hybrid sharding only sums of a rank's shards cross, 2 · 1/2 of 0.5 MiB. The price is twice the memory.
 
 # %% [markdown]
 # On the slower network that's 2.2 ms instead of 5.9 ms, of which 1.4 ms are computing. It's an **upper bound** of the gain: each of our rings crosses the border at one card, where NCCL builds several and uses all four (chapter 06).
@@ -659,8 +658,7 @@ pictures.draw_hiding(layers_us, steps_us)
 ahead_us.measured(chapter_13.step_us(traces["Ahead"], network), within=0.02)
 
 # %%
-text = "Sharded computes or sends; with Ahead only the first gather and the last sum stick out."
-pictures.draw_steps(traces, network, text)
+pictures.draw_steps(traces, network)
 
 # %% [markdown]
 # Only the first gather and the last reduce-scatter are left: 1440 + 2 · 50. In backward both kinds have to hide, so a layer needs 100 µs there. With less, the network decides: its 24 calls take 1192 µs at least.

@@ -11,7 +11,7 @@
 # 4. record your own ranks with `torch.profiler`.
 #
 # **Hardware:** any computer: recordings of real GPUs come with the course. With a GPU of your own three more cells run. **Before:** [05 · DDP from scratch](05_ddp_from_scratch.ipynb).
-# **Next:** [06 · What communication costs](06_what_communication_costs.ipynb).
+# **Next:** [06 · What communication costs](06_what_communication_costs.ipynb), or, if you come from 13, [17 · Cut the layer](17_cut_the_layer.ipynb).
 # **Lab:** [14 · On a GPU: who waits?](../exercises/14_on_a_gpu_who_waits.ipynb)
 
 # %% jupyter={"source_hidden": true}
@@ -49,16 +49,16 @@ pictures.draw_counts(counts)
 
 # %% [markdown]
 # The host has two threads here: Python's own, and autograd's, which runs backward. Together they launch 3,774 times. Stream 7 computes, and stream 40 is NCCL's: in three
-# steps, 15 all-reduces of gradients and 6 broadcasts of buffers. This is what a row looks like:
+# steps, 15 all-reduces of gradients and 6 broadcasts of buffers. This is what a row looks like. A kernel and the host's call that launched it share the number `launch`:
 
 # %%
 print(next(row for row in resnet if row.kind == "collective"))
 
 # %% [markdown]
-# The kernel's name, `ncclKernel_...`, tells the age: NCCL 2.30 says `ncclDevKernel_...`. All recordings of this chapter are older than PyTorch 2.8, and this one names NCCL 2.17.1. Meta published them as test
+# The kernel's name, `ncclKernel_...`, tells the age: NCCL 2.30 says `ncclDevKernel_...`. All recordings here are older than PyTorch 2.8, and this one names NCCL 2.17.1. Meta published them as test
 # data of [Holistic Trace Analysis](https://github.com/facebookresearch/HolisticTraceAnalysis) (MIT license).
 #
-# **Predict.** A bucket of 31.5 MB is reduced. How long is the host in `all_reduce`?
+# **Predict.** Buckets of 8 to 31.5 MB are reduced. How long is the host in `all_reduce`, on the median of 15 calls?
 
 # %%
 in_call = predict("milliseconds of the host in a call of all_reduce", ...)
@@ -74,7 +74,7 @@ pictures.draw_calls_and_kernels(calls, kernels)
 # partner on the other GPU has started as well. So its time is waiting and moving in one.
 
 # %% [markdown]
-# Here is the second of these all-reduces, with what's around it.
+# Here is the second all-reduce of the second step, with what's around it.
 
 # %%
 call, kernel = calls[6], kernels[6]
@@ -375,7 +375,7 @@ print(f"of {step_us / 1e3:.0f}. Without them, computing would fill {share:.0%} o
 # %% [markdown]
 # ## 7 · Your own ranks
 #
-# On the CPU, gloo's `async_op=True` is what resembles NCCL: a thread of gloo works, and your line goes on. In `joins_late`, rank 1 joins only after rank 0 has told it that its own call is over.
+# On the CPU, gloo's `async_op=True` is what resembles NCCL: a thread of gloo works, and your line goes on. In `joins_late`, rank 1 joins only after a message from rank 0, which sends it when its own call is over.
 
 
 # %%
@@ -581,7 +581,7 @@ predict()
 # kernel runs. And don't forget that a profiler takes part in what it records.
 
 # %% [markdown]
-# Next: [06 · What communication costs](06_what_communication_costs.ipynb).
+# Next: [06 · What communication costs](06_what_communication_costs.ipynb), or, if you come from 13, [17 · Cut the layer](17_cut_the_layer.ipynb).
 #
 # *Sources.* The recordings: Holistic Trace Analysis, Meta, MIT license; `course_material/recordings/README.md` says which they are and how they were made smaller.
 # [PyTorch: CUDA semantics](https://docs.pytorch.org/docs/stable/notes/cuda.html), and

@@ -66,11 +66,10 @@ for world_size in (2, 3, 4, 8):
     counts = launch(average_of_copies, numbers, world_size=world_size, backend="gloo")
     differing[world_size] = counts[0]
 exact_for.measured({ranks for ranks, count in differing.items() if count == 0})
-text = "Two and four ranks: none differs. Three and eight: many do."
-show(chapter_15.copies(differing, of=len(numbers)), text)
+chapter_15.draw_copies(differing, of=len(numbers))
 
 # %% [markdown]
-# Eight ranks aren't exact, although eight is a power of two: what rounds is the adding, of the third, fifth or seventh copy. So order matters. Below, `all_reduce` is compared with a plain loop. Then `ring_orders` cuts the tensor into quarters, and looks for an order that gives all bits of each.
+# Eight ranks aren't exact, although eight is a power of two: what rounds is the adding, of the third, fifth or seventh copy. So order matters. Below, `all_reduce` is compared with a plain loop. Then `ring_orders` cuts the tensor into quarters, and looks for the order of adding that gives each quarter to the last bit.
 
 
 # %%
@@ -134,12 +133,12 @@ for dtype in (torch.float32, torch.float64):
 last = {kind: steps[-1].item() for kind, steps in apart.items()}
 small = [1000 * last[name, torch.float64] < last[name, torch.float32] for name in runs]
 shrinking.measured(sum(small))
-text = "Left, in float32, the three lines meet. Right, in float64, rounding ends below 1e-9"
-show(chapter_15.apart(apart), f"{text}, the bug above 1e-4.")
+chapter_15.draw_apart(apart)
 
 # %% [markdown]
 # In float32 nobody can tell them apart; in float64 **the bug stays**. That is the test to keep: *compare in float64, next to a control*.
-#
+
+# %% [markdown]
 # ## 3 · Sums in bfloat16
 #
 # A float32 has 24 significant bits, a bfloat16 has 8.
@@ -167,8 +166,7 @@ for world_size in (2, 4, 8, 16):
         dtype = getattr(torch, name)
         by_ranks[world_size] = launch(error_of_sum, dtype, world_size=world_size, backend="gloo")[0]
 ratio.measured(errors["bfloat16"][8] / errors["float32"][8], within=0.5, about=True)
-text = "Both errors grow slowly with the number of ranks; bfloat16's is the larger by 2 to the 16."
-show(chapter_15.errors_by_ranks(errors), text)
+chapter_15.draw_errors_by_ranks(errors)
 
 # %% [markdown]
 # Sixteen bits fewer are a factor of 2¹⁶. Here errors of both signs cancel in part. What if they can't? In a *model* without processes, each of *n* ranks brings a 1, added one after the other or in pairs.
@@ -295,11 +293,10 @@ text = "A factor of 1/4 moves SGD and AdamW with clipping, and hardly AdamW alon
 show(chapter_15.off_one_process(changes, "change of the path, in percent"), text)
 
 # %% [markdown]
-# AdamW swallows the bug until something looks at the **size** of the gradient, as clipping does.
+# AdamW swallows the bug until something, like clipping, looks at the gradient's **size**.
 #
 # ## 5 · How large a batch pays?
-#
-# As long as it averages out noise. [McCandlish and others (2018)](https://arxiv.org/abs/1812.06162) divide S, the variance of a sample's gradient, by |G|², the squared norm of the true one: the **noise scale**, in samples.
+# A larger batch pays as long as it averages out noise. [McCandlish and others (2018)](https://arxiv.org/abs/1812.06162) divide S, the variance of a sample's gradient, by |G|², the squared norm of the true one: the **noise scale**, in samples.
 
 # %% [markdown]
 # ### Write it
@@ -328,7 +325,7 @@ def noise_and_signal(gradient, local_batch):
 check(in_numbers(noise_and_signal), **noise_judged)
 
 # %% [markdown]
-# Now on the network, in float64, as it trains. At some steps we estimate from 100 gradients of four ranks, 16 digits each. The control takes the gradient of every single digit.
+# Now on the network, in float64, at four points of its training. Each estimate is from 100 rounds, in which each of four ranks takes the gradient of 16 digits. The control takes the gradient of every single digit.
 
 
 # %%
@@ -454,10 +451,11 @@ show(chapter_15.off_one_process(shares, "off one process, in percent"), text)
 
 # %% [markdown]
 # In October 2024 this was found in many trainers ([Unsloth](https://unsloth.ai/blog/gradient), [Hugging Face](https://huggingface.co/blog/gradient_accumulation)); see exercise 4 of the lab.
-#
+
+# %% [markdown]
 # ## 7 · A norm over all ranks
 #
-# `BatchNorm` takes mean and deviation of each rank's *local* batch. To synchronise it, sums have to be differentiable. Here are three all-reduces. Each of two ranks has the loss (*a* + *b*)², so together they have 2(*a* + *b*)², whose gradient is 4(*a* + *b*) = 8.
+# `BatchNorm` takes mean and deviation of each rank's *local* batch. To synchronise it, sums have to be differentiable. Here are three all-reduces. Two ranks bring *a* and *b*, each a 1, and each has the loss (*a* + *b*)². Together that's 2(*a* + *b*)², whose gradient is 4(*a* + *b*) = 8.
 
 
 # %%
@@ -494,7 +492,7 @@ for add_up in SumOverRanks.apply, total_in_place, functional_total:
     print(*launch(gradient_through, add_up, backend="gloo")[0])
 
 # %% [markdown]
-# Through the plain `all_reduce` the gradient is silently wrong: only a warning says so. The functional one is right, but its module isn't public yet. Now the norm:
+# Through the plain `all_reduce` the gradient is wrong, and nothing but a warning says so. The functional one is right, but its module isn't public yet. Now the norm. PyTorch's own, [`SyncBatchNorm`](https://docs.pytorch.org/docs/stable/generated/torch.nn.SyncBatchNorm.html), doesn't run on a CPU:
 
 
 # %%
@@ -539,7 +537,7 @@ show(chapter_15.norms(off, (2, 8, 32, 128)), text)
 # %% [markdown]
 # Running statistics are **buffers**, which nothing averages. By default DDP copies rank 0's to all ranks; `forward_sync_buffers=False` turns that off.
 #
-# **Predict.** Whose come closest to one process's: with copying (1) rank 0's or (2) the average, without (3) rank 0's or (4) the average? Answer with a number.
+# **Predict.** Which come closest to one process's? With copying: (1) rank 0's, (2) the average of all ranks'. Without it: (3) rank 0's, (4) the average. Answer with a number.
 
 
 # %%

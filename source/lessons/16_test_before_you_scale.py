@@ -6,7 +6,7 @@
 # In 45 minutes you will be able to write tests that run in real ranks, read what a failing rank saw, repeat a delay, count messages, and say how good a test is.
 #
 # **Hardware:** any computer; all ranks here use gloo on the CPU, as on a server that runs tests.
-# **Before:** [08 · It hangs, lies or dies](08_it_hangs_lies_or_dies.ipynb).
+# **Before:** [08 · It hangs, lies or dies](08_it_hangs_lies_or_dies.ipynb). **Next:** [09 · Many machines](09_many_machines.ipynb).
 # **Lab:** [16 · Test before you scale](../exercises/16_test_before_you_scale.ipynb).
 
 # %% jupyter={"source_hidden": true}
@@ -29,7 +29,7 @@ from course_utils import Network, launch, plot_timeline, predict
 # %% [markdown]
 # ## 1 · One rank proves little
 #
-# `mean_of_all` is meant to return the mean of all ranks' numbers. On one rank it does. With the course comes a plugin for [pytest](https://docs.pytest.org): a test marked with `ranks(1, 2, 3)` runs three times, in so many real processes. Here are two such tests.
+# `mean_of_all` is meant to return the mean of all ranks' numbers. On one rank it does. With the course comes a plugin for [pytest](https://docs.pytest.org): a test marked with `ranks(1, 2, 3)` runs three times, in one, two and three real processes. Here are two such tests.
 
 
 # %%
@@ -72,12 +72,7 @@ pictures.draw_runs(printed, (test_equal_counts, test_other_counts), (1, 2, 3))
 #
 # ## 2 · What a failing rank saw
 #
-# `my_samples` cuts a data set into pieces, and rounds.
-#
-# **Predict.** Eleven samples, three ranks: which rank fails?
-
-# %%
-failing_rank = predict("the rank that fails", ...)
+# `my_samples` cuts a data set into pieces, and rounds. The test wants each rank's samples to exist.
 
 
 # %%
@@ -94,6 +89,13 @@ def test_samples_exist():
     dist.barrier()  # the others stay until all have looked
 
 
+# %% [markdown]
+# **Predict.** Eleven samples, three ranks: which rank fails?
+
+# %%
+failing_rank = predict("the rank that fails", ...)
+
+# %%
 printed = pytest_on(my_samples, test_samples_exist)
 failing_rank.measured(int(printed.partition("rank ")[2][0]))
 
@@ -104,36 +106,36 @@ failing_rank.measured(int(printed.partition("rank ")[2][0]))
 pictures.draw_samples(my_samples, samples=11, world_size=3)
 
 # %% [markdown]
-# ## 3 · A hang is a failed test
+# ## 3 · A bug from the museum
 #
-# What if ranks wait for ever? The course has a museum (`course_museum/`) of public projects' bugs, each written anew in a few lines. This one is torchtitan's.
+# The course has a museum (`course_museum/`) of public projects' bugs, each written anew in a few lines. This one was in [torchtitan](https://github.com/pytorch/torchtitan)'s validation. The test gives four batches to rank 1, and three to rank 0.
 
 # %%
 exhibit = EXHIBITS["validation_of_uneven_length"]
 bug = exhibit.bug
-print(f"{exhibit.story}\n{exhibit.link}\n")
 show_source(bug)
 
-# %% [markdown]
-# **Predict.** Rank 0 has three batches and rank 1 has four. What does this test do? Answer with `"passes"`, `"fails with a wrong number"` or `"hangs"`.
 
-# %%
-choices = ["passes", "fails with a wrong number", "hangs"]
-outcome = predict("with three batches and four, it", ..., choices=choices)
-
-
-# %%
 @pytest.mark.ranks(2)
 def test_validation():
     batches = [torch.ones(4)] * (3 + dist.get_rank())
     assert bug(batches) == 1.0
 
 
+# %% [markdown]
+# **Predict.** What does this test do? Answer with `"passes"`, `"fails with a wrong number"` or `"hangs"`.
+
+# %%
+choices = ["passes", "fails with a wrong number", "hangs"]
+outcome = predict("with three batches and four, it", ..., choices=choices)
+
+# %%
 printed = pytest_on(bug, test_validation)
 outcome.measured("hangs" if "would never be done" in printed else "passes")
+print(f"\n{exhibit.story}\n{exhibit.link}")
 
 # %% [markdown]
-# The plugin didn't wait for a timeout. Once nobody has called anything for half a second, it asks each rank where it is. Here it's proven that rank 1 waits for a rank that has returned, so the test ends, and its report says who waits where.
+# A hang is a failed test, and the plugin didn't wait for a timeout. Once nobody has called anything for half a second, it asks each rank where it is. Here it's proven that rank 1 waits for a rank that has returned, so the test ends, and its report says who waits where.
 
 # %%
 pictures.draw_validation(bug)
@@ -162,17 +164,14 @@ def validate(batches):
 
 # %%
 exhibit.judge(validate)
+
+# %%
 pictures.draw_validation(validate)
 
 # %% [markdown]
 # ## 4 · Ranks that come late
 #
 # Ranks of a test come at nearly the same time; ranks of a cluster don't. The fixture `late_ranks` lets each rank come late to each call, by delays that a seed decides. Below, somebody has forgotten a `wait()`; the pause stands for work.
-#
-# **Predict.** How many of the two tests fail?
-
-# %%
-failing_late = predict("tests that fail, of two", ...)
 
 
 # %%
@@ -196,6 +195,12 @@ def test_sum_with_late_ranks(late_ranks):
     total = sum_beside_work(torch.ones(1))
     assert total == 2
 
+
+# %% [markdown]
+# **Predict.** How many of the two tests fail?
+
+# %%
+failing_late = predict("tests that fail, of two", ...)
 
 # %%
 options = "--tb=short --rank-seed=5 -W ignore"
@@ -324,11 +329,6 @@ mutants["for rank 0"] = lambda numbers: largest(numbers, reduce=partial(dist.red
 
 # %% [markdown]
 # `largest` is right; the four behind it return a rank's own maximum, the sum of all maxima, never less than zero, and the right answer on rank 0 alone. Three tests look at them on two ranks.
-#
-# **Predict.** How many of the four does `test_rising` catch?
-
-# %%
-caught_by_rising = predict("wrong versions that test_rising catches, of four", ...)
 
 
 # %%
@@ -344,6 +344,12 @@ def test_falling(largest):
     assert largest(-torch.arange(3.0) - dist.get_rank() - 1) == -1
 
 
+# %% [markdown]
+# **Predict.** How many of the four does `test_rising` catch?
+
+# %%
+caught_by_rising = predict("wrong versions that test_rising catches, of four", ...)
+
 # %%
 versions = [Version(lambda mutant=mutant: mutant, clue="mutant") for mutant in mutants.values()]
 verdicts = {}
@@ -355,7 +361,7 @@ caught_by_rising.measured(caught["test_rising"])
 pictures.draw_verdicts(verdicts)
 
 # %% [markdown]
-# In `test_rising` the last rank has the largest number itself, so it needs no message. Negative numbers that fall from rank to rank leave nobody right by luck. In the [lab](../exercises/16_test_before_you_scale.ipynb) you write tests, and versions judge them.
+# In `test_rising` the last rank has the largest number itself, so it needs no message. In `test_falling` only rank 0 has it, and 0 is too large. In the [lab](../exercises/16_test_before_you_scale.ipynb) you write tests, and versions judge them.
 #
 # **Check yourself.** A test passes on 1, 2 and 4 ranks. Name three things that may still be wrong.
 #

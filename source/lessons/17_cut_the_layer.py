@@ -5,10 +5,10 @@
 #
 # In 60 minutes you will be able to
 #
-# 1. cut a block so that one sum is enough, and say why it isn't if A is cut the other way;
+# 1. cut a block among ranks so that one sum is enough;
 # 2. write tensor-parallel layers whose gradients are exact;
 # 3. count what they send, and say when that is less than data parallel sends;
-# 4. say why a layer is cut inside a node.
+# 4. say among which ranks to cut a layer.
 #
 # **Hardware:** two cores; all ranks use gloo on the CPU.
 # **Before:** [13 · Hold less](13_hold_less.ipynb). **Lab:** [17 · Cut the layer](../exercises/17_cut_the_layer.ipynb).
@@ -34,8 +34,9 @@ from course_utils import Network, check, launch, plot_calls, predict
 # %% [markdown]
 # ## 1 · Where to cut
 #
-# Under ZeRO-3 a rank stores a shard of each weight, but every layer is whole while it computes. In [Llama 3 405B](https://arxiv.org/abs/2407.21783) the MLP of one block has 2.6 billion weights. In bfloat16 that's 5 GB, and 5 more for its gradients. The next layer may be gathered ahead, and activations, which ZeRO doesn't divide, grow with the length of the text. Sooner or later it's too much.
-#
+# Under ZeRO-3 a rank stores a shard of each weight, but every layer is whole while it computes. In [Llama 3 405B](https://arxiv.org/abs/2407.21783) the MLP of one block has 2.6 billion weights: 5 GB in bfloat16, and 5 more for its gradients. Activations, which ZeRO doesn't divide, come on top.
+
+# %% [markdown]
 # So let's cut the *computing* as well: this is **tensor parallelism**. Our example is a small block, Y = gelu(X A) B, and a card that has 300 KiB for weights and gradients.
 
 # %%
@@ -47,7 +48,10 @@ Y = gelu(X @ A) @ B
 print(f"weights and gradients of A and B: {2 * (A.nbytes + B.nbytes) // 1024} KiB")
 
 # %% [markdown]
-# Two ranks could cut A by **columns**: each rank then computes half of the hidden numbers H, and computes them completely. H B = H₀ B₀ + H₁ B₁: a rank's columns of H meet only the same rows of B, and the two products are added up. Or they could cut A by **rows**, and X by columns: each rank then computes a *part of the sum* for all hidden numbers. Is it right to add those parts up at the end?
+# Two ranks could cut A by **columns**. Each rank then has half of the hidden numbers H = gelu(X A), and has them completely. Its columns of H meet only the same rows of B. So H B = H₀ B₀ + H₁ B₁: a rank computes one of the two products, and an all-reduce adds them up.
+
+# %% [markdown]
+# Or they could cut A by **rows**, and X by columns. Each rank then has *part of a sum* for every hidden number. May it go on with that, and add up at the end?
 #
 # **Predict.** Two ranks have partial sums 3 and −3 of one hidden number, so its gelu is 0. What do their gelus add up to?
 
@@ -87,11 +91,12 @@ sum_of_gelus.measured(round(gelu(torch.tensor([3.0, -3.0])).sum().item(), 2), wi
 pictures.draw_block()
 
 # %% [markdown]
-# Without gelu both cuts are right: everything is a sum, and it doesn't matter when you add. With gelu, partial sums have to be added *before* it. That's 256 numbers for each row of X, and Y has only 64. Columns need nothing there. Then B is cut by rows, and one sum ends the block. Each rank holds 256 KiB of weights and gradients, so it fits. (With A by rows, B stays whole: 384 KiB.)
-#
+# Without gelu both cuts are right, since it doesn't matter when you add. With gelu, parts of a sum have to be added *before* it, and a row of H has 256 numbers, a row of Y only 64. Columns need no sum there. And each rank holds half of A and B with gradients, 256 KiB, so it fits.
+
+# %% [markdown]
 # ## 2 · What backward needs
 #
-# That was forward. Autograd on a rank knows only what that rank has computed. So where the ranks part, before A, and where they meet again, after B, we have to tell it what backward means. Take X: each rank's columns of A give only a part of its gradient.
+# Autograd on a rank knows only what that rank has computed. So where the ranks part, before A, and where they meet again, after B, we have to tell it what backward means. Take X: each rank's columns of A give only a part of its gradient.
 
 # %% [markdown]
 # ### Write both functions
@@ -135,9 +140,14 @@ functions
 # <code>total = gradient.clone(memory_format=torch.contiguous_format)</code>, then <code>dist.all_reduce(total)</code>; forward of Copy returns <code>x.view_as(x)</code>, a view, so that x itself stays as it is. (A gradient may arrive transposed. <code>contiguous_format</code> puts its numbers in the same order on all ranks.)
 # </details>
 
+# %% [markdown]
+# And here both functions stand around a product in two ranks, which multiply the same x by 1 and by 3. (As long as yours raise an error, ours are drawn.)
+
 # %%
 Copy = go_on_with(MyCopy, functions, tensor_parallel.CopyToRanks)
 Sum = go_on_with(MySum, functions, tensor_parallel.SumOverRanks)
+ours = tensor_parallel.CopyToRanks, tensor_parallel.SumOverRanks
+pictures.draw_functions((MyCopy, MySum), ours)
 
 # %% [markdown]
 # What if one forgets the sum in backward, or takes an all-reduce off the shelf? We put one block after the other, and try each.
@@ -161,24 +171,24 @@ ways["no Copy"] = (lambda x: x, Sum.apply)
 ways["dist.all_reduce as Sum"] = (Copy.apply, chapter_17.summed_in_place)
 ways["functional.all_reduce"] = (Copy.apply, chapter_17.summed_by_pytorch)
 errors = chapter_17.compare_gradients(block, ways)
-wrong = chapter_17.wrong_ones(errors["no Copy"])
-as_expected = set(wrong) == {"x", "first A", "first B"}
-without_copy.measured("x and the first block" if as_expected else ", ".join(wrong))
+without_copy.measured(chapter_17.where_wrong(errors["no Copy"]))
 pictures.draw_errors(errors)
 
 # %% [markdown]
 # Every output is right, and without Copy nobody complains. The loss is whole on every rank, so the last block's gradients are right. But what it hands back to the first block is only this rank's part of a sum, so everything before it is wrong.
-#
+
+# %% [markdown]
 # PyTorch's functional all-reduce sums in backward too. That's right where each rank has a loss of its own, and all of them are meant to be added. Here all ranks have the same loss, so two ranks double the gradient at each Sum: off by 100% after one, by 300% after two.
-#
-# A plain `dist.all_reduce` changes a tensor behind autograd's back, and autograd hands the gradient on as if nothing had happened. By chance that's what Sum has to do. It's right here because a matrix product doesn't need its own result in backward. After an exp, which keeps its result, you couldn't rely on it. PyTorch warns.
+
+# %% [markdown]
+# A plain `dist.all_reduce` changes a tensor behind autograd's back, and autograd hands the gradient on as if nothing had happened. By chance that's what Sum has to do. And a matrix product doesn't need its own result in backward, as exp would, so no change is noticed. Don't rely on it: PyTorch warns.
 
 # %% [markdown]
 # ## 3 · Two layers
 #
 # ### Write them
 #
-# **Write** (8 minutes) both layers, built from a whole `nn.Linear`. PyTorch keeps a weight as (outputs, inputs), so A's columns are *rows* of `full_layer.weight`. `share(tensor, dim)` gives this rank's part. Each layer has `self.weight` and `self.bias`; use `Copy.apply` and `Sum.apply`. (Here each rank has the whole layer for a moment, so that you can compare. A real one is built on the `meta` device, and each rank fills only its share.)
+# **Write** (8 minutes) both layers, built from a whole `nn.Linear`. PyTorch keeps a weight as (outputs, inputs), so A's columns are *rows* of `full_layer.weight`. `share(tensor, dim)` gives this rank's part. Each layer has `self.weight` and `self.bias`; use `Copy.apply` and `Sum.apply`.
 
 
 # %%
@@ -218,6 +228,8 @@ layers
 # %%
 Column = go_on_with(MyColumn, layers, tensor_parallel.ColumnLinear)
 Row = go_on_with(MyRow, layers, tensor_parallel.RowLinear)
+ours = tensor_parallel.ColumnLinear, tensor_parallel.RowLinear
+pictures.draw_layers((MyColumn, MyRow), ours)
 
 # %% [markdown]
 # Both layers come from [Megatron-LM](https://arxiv.org/abs/1909.08053). Every rank has the whole bias of Row. Its gradient is the same on all ranks, so the copies stay equal without a call. What happens with three ranks and 256 hidden features? (The next cell is meant to fail.)
@@ -227,7 +239,8 @@ launch(lambda: Column(nn.Linear(64, 256)), world_size=3, backend="gloo")
 
 # %% [markdown]
 # In practice one picks sizes that divide, or pads them. The lab's bonus cuts unequal shares.
-#
+
+# %% [markdown]
 # ## 4 · Count
 #
 # Now a step of three blocks on four ranks. Its x needs a gradient too, as if other layers came before.
@@ -258,11 +271,13 @@ all_reduces.measured(len(traces[3].of_rank(0)))
 plot_calls(traces[2])
 
 # %% [markdown]
-# Two for each block: one in forward, one in backward. (If x were data, without a gradient, the very first Copy would have nothing to do, and there'd be five.) The picture shows the four calls of *two* blocks. Sum's two come first, in forward; then Copy's two, in backward. All ranks call them in the same order.
-#
-# Each carries 32 · 64 numbers of four bytes, as large as the block's output. So the bytes grow with the batch. Data parallel, where each rank has the whole block and a part of the rows, instead sums the gradients: 8 · 64² numbers (A and B), for any batch.
-#
-# **Predict.** How many rows does the whole batch have when both send the same? (Both are all-reduces, in which a ring of n ranks sends 2(n − 1)/n times what's handed in. So n doesn't matter.)
+# Two for each block: one in forward, one in backward. The picture shows the four calls of *two* blocks: first Sum's two, in forward, then Copy's two, in backward. All ranks call them in the same order.
+
+# %% [markdown]
+# Each carries 32 · 64 numbers of four bytes, as large as the block's output. So the bytes grow with the batch. In data parallel each rank has the whole block and a part of the rows, and the ranks sum the gradients instead: 8 · 64² numbers (A and B), for any batch.
+
+# %% [markdown]
+# **Predict.** How many rows does the whole batch have when both send the same? (Both send by all-reduces alone, so the number of ranks doesn't matter: what a ring sends is what's handed in, times the same [2(n − 1)/n](06_what_communication_costs.ipynb).)
 
 # %%
 equal_rows = predict("rows at which both send the same", ...)
@@ -282,11 +297,15 @@ equal_rows.measured(round(rows[0] * data_kib / tensor_kib[0]), within=0.02)
 pictures.draw_bytes(rows, tensor_kib, data_kib)
 
 # %% [markdown]
-# 2 · rows · 64 = 8 · 64² gives 256 rows, four times the width; biases make it 258.5. In a language model rows are *tokens*: for an MLP of width 4,096 that's eight sequences of 2,048, in the whole batch. Beyond that, cutting sends more. It also hides less: data parallel can sum behind backward, while here the next layer waits for each all-reduce.
-#
+# 2 · rows · 64 = 8 · 64² gives 256 rows, four times the width; biases make it 258.5. In a language model rows are *tokens*: for an MLP of width 4,096 that's eight sequences of 2,048, in the whole batch. Beyond that, cutting sends more.
+
+# %% [markdown]
+# It also hides less: data parallel can sum [behind backward](04_ddp_training.ipynb), while here the next layer waits for each all-reduce.
+
+# %% [markdown]
 # ## 5 · Heads
 #
-# Attention is cut by **heads**. A head's softmax mixes only that head's numbers, so heads are to attention what hidden numbers are to gelu: nothing has to be added up before it. The output weight is then cut by its inputs, like B, and one sum ends the layer. Queries, keys and values are often *one* weight, one below the other. Is it right to cut that weight in the middle?
+# Attention is cut by **heads**. A head's softmax mixes only that head's numbers, so nothing is added up before it. The output weight is cut by its inputs, like B, so one sum ends the layer. Queries, keys and values are often *one* weight, one below the other. May one cut it in the middle?
 
 # %%
 torch.manual_seed(0)
@@ -295,39 +314,52 @@ out = B[:64]  # (64, 64): any numbers will do as the output weight
 expected = chapter_17.attention(X, qkv, out, heads=4)
 
 
-def attention_of(cut):
+def share_of(weight, cut):
     rank = dist.get_rank()
     if cut == "by heads":
-        qkv_share = torch.cat([part.chunk(2)[rank] for part in qkv.chunk(3)])
-    else:
-        qkv_share = qkv.chunk(2)[rank]
-    y = chapter_17.attention(X, qkv_share, out.chunk(2, dim=1)[rank], heads=2)
+        return torch.cat([part.chunk(2)[rank] for part in weight.chunk(3)])
+    return weight.chunk(2)[rank]
+
+
+def attention_of(cut):
+    out_share = out.chunk(2, dim=1)[dist.get_rank()]
+    y = chapter_17.attention(X, share_of(qkv, cut), out_share, heads=2)
     dist.all_reduce(y)
-    return (y - expected).abs().max().item()
+    rows = share_of(torch.arange(len(qkv)), cut)
+    return (y - expected).abs().max().item(), rows
 
 
+# %%
+rows_of = {}
 for cut in ("by heads", "in the middle"):
-    difference = launch(attention_of, cut, world_size=2, backend="gloo")[0]
-    print(f"{cut:15}{'right' if difference < 1e-12 else 'wrong'}")
+    results = launch(attention_of, cut, world_size=2, backend="gloo")
+    differences, rows_of[cut] = zip(*results)
+    print(f"{cut:15}{'right' if max(differences) < 1e-12 else 'wrong'}")
+pictures.draw_heads(rows_of)
 
 # %% [markdown]
 # Cut in the middle, rank 0 takes queries for keys, and keys for values. All shapes fit, so nobody complains.
-#
+
+# %% [markdown]
 # ## 6 · Between the blocks
 #
-# Between blocks there are norms and dropout. With whole rows every rank computes the same there, keeps the same whole activations, and even has to draw the same dropout mask. But a norm looks at one row at a time, so rows can be shared out. And an all-reduce is a reduce-scatter followed by an all-gather. **Sequence parallel** puts the norm between the two, where each rank has only its *rows*.
+# Between blocks there are norms and dropout. With whole rows every rank computes the same there, keeps the same whole activations, and even has to draw the same dropout mask. But a norm looks at one row at a time, so rows can be shared out.
+
+# %% [markdown]
+# And an all-reduce is a reduce-scatter followed by an all-gather. **Sequence parallel** puts the norm between the two, where each rank has only its *rows*. Here are a norm and a block on four ranks, once with whole rows and once with cut ones.
 
 # %%
 show_source(tensor_parallel.GatherRows)
-# Now a norm and a block on four ranks, once with whole rows and once with cut ones.
 kib = chapter_17.compare_rows()
 pictures.draw_kept(kib)
 
 # %% [markdown]
-# With whole rows a rank keeps five tensors of 16 KiB: what goes into the norm and what comes out of it, its hidden numbers before and after gelu, and the end of the block, where a tanh stands for dropout. With cut rows the first and the last shrink to 4 KiB. That makes 56 KiB instead of 80, and the same 48 KiB are sent, in four calls instead of two.
-#
+# With whole rows a rank keeps five tensors of 16 KiB: what goes into the norm and what comes out of it, its hidden numbers before and after gelu, and the end of the block, where a tanh stands for dropout. With cut rows the first and the last shrink to 4 KiB. That makes 56 KiB instead of 80.
+
+# %% [markdown]
 # What comes out of the norm is gathered and stays whole, since A needs it in backward. [Korthikanti and others](https://arxiv.org/abs/2205.05198) keep only the share, and gather once more. A norm's weight now sees only some rows, so its gradient needs a sum over ranks: see the lab.
-#
+
+# %% [markdown]
 # ## 7 · Check it against PyTorch
 #
 # PyTorch cuts layers from a plan: you name layers, and it makes their weights DTensors. (A plan can cut rows between layers too, with `SequenceParallel`.)
@@ -361,10 +393,14 @@ for name, cut_by_hand, cut_by_plan in zip(("output", "gradient of x"), *outcomes
 
 # %% [markdown]
 # The same calls, and the same numbers up to rounding.
+
+# %% [markdown]
+# ## 8 · Among which ranks?
 #
-# ## 8 · Inside a node
-#
-# Eight ranks on two nodes, on a *model* of a network whose numbers you can change. Inside a node a message takes 2 µs and then 3,600 Gbit/s; between nodes it takes 10 µs and then 400 Gbit/s. A block of width 256 gets a batch of 2,048 rows. It can be cut among all eight ranks. It can be cut among four, so that each node has a copy. Or it can be cut among two, with two copies on each node. Copies share the rows.
+# Eight ranks on two nodes, on a *model* of a network whose numbers you can change. A message inside a node takes 2 µs, plus its bytes at 3,600 Gbit/s. Between nodes it takes 10 µs, plus its bytes at 400 Gbit/s. A block of width 256 gets a batch of 2,048 rows.
+
+# %% [markdown]
+# The block can be cut among all eight ranks; among four, so that each node has a copy; or among two, with two copies on each node. Copies share the rows.
 #
 # **Predict.** A step has calls that cut the layer, and calls that sum gradients over copies. With which plan do they take the least time, all added up?
 
@@ -380,15 +416,19 @@ plan.measured(min(totals, key=totals.get))
 pictures.draw_plans(prices)
 
 # %% [markdown]
-# Cut among eight, every all-reduce crosses the slow link, and the next layer waits for each: 169 µs. Cut among four or two, only gradients cross, once per step. Among two the layer's own calls are cheaper, 10 µs instead of 31. But each rank then holds half of the layer instead of a quarter, so twice as many gradients cross, and four copies share them instead of two: 56 µs instead of 31.
-#
-# It's a close race, and if the sum of gradients hides behind backward, two is even ahead. So memory decides: cut a layer among as many ranks as it needs, but not beyond the node. Llama 3 405B was trained this way: eight ranks cut a layer, and a node has eight GPUs.
-#
+# Cut among eight, every all-reduce crosses the slow link, and the next layer waits for each: 169 µs. Cut among four or two, only gradients cross, once. Among two the layer's own calls are cheaper. But each rank holds half of the layer instead of a quarter, so twice as many gradients cross, between four copies instead of two.
+
+# %% [markdown]
+# It's a close race, and if the sum of gradients hides behind backward, two is even ahead. So memory decides: cut a layer among as many ranks as it needs, but not beyond the node. [Llama 3 405B](https://arxiv.org/abs/2407.21783) was trained this way: eight ranks cut a layer, and a node has eight GPUs.
+
+# %% [markdown]
 # **Check yourself.** A model has more heads than a node has GPUs. Why not cut it further?
 #
 # <details><summary>Answer</summary>
-# It could be, but each block's two all-reduces would cross nodes, and the next layer waits for each. Copies may well send more bytes, but only once per step, and that can hide behind backward. If the model doesn't fit in one node, a pipeline of layers sends only activations, from one node to the next: see [chapter 18](18_cut_the_stack.ipynb).
+# It could be, but each block's two all-reduces would cross nodes, and the next layer waits for each. Copies may well send more bytes, but only once per step, and that can hide behind backward. If the model doesn't fit in one node, a pipeline of layers sends only activations, from one node to the next: see chapter 18.
 # </details>
+#
+# **Next:** [18 · Cut the stack](18_cut_the_stack.ipynb), for a model that one node can't hold.
 
 # %%
 predict()

@@ -23,7 +23,7 @@ from course_lessons import chapter_18, pipeline
 from course_lessons import chapter_18_pictures as pictures
 from course_lessons.chapter_18 import attend, gather, pass_on
 from course_lessons.finished import go_on_with, show_source
-from course_utils import Network, WorkerTimeout, check, launch, plot_timeline, predict
+from course_utils import Network, WorkerTimeout, check, launch, predict
 
 # %% [markdown]
 # ## 1 · One after the other
@@ -39,14 +39,15 @@ print(f"of 2 layers: {2 * 2 * layer_bytes / 1024:.1f} KiB; a batch: {list(X.shap
 
 # %% [markdown]
 # So four ranks get two layers each. Such a part is called a **stage**. A stage receives activations from the stage before it, computes its layers, and sends what comes out to the next one. In backward, gradients come back the same way. Only neighbours talk, by `send` and `recv`.
-#
-# **Predict.** The whole batch passes through four stages, forward and backward. For what share of the step does a stage idle? (All stages are equally fast, and messages are almost free.)
+
+# %% [markdown]
+# **Predict.** The whole batch passes through four stages, forward and backward. For what share of the step does a stage idle? (All stages are equally fast, and messages take no time.)
 
 # %%
 one_batch = predict("share of the step in which a stage idles", ...)
 
 # %% [markdown]
-# Real ranks do the step, and the recording is replayed as in chapter 06. Since our layers are tiny, we *say* what computing takes: 100 µs for a stage's forward and 200 µs for its backward. A message takes 10 µs, plus its bytes at 100 Gbit/s.
+# Real ranks do the step, and the recording is replayed as in [chapter 06](06_what_communication_costs.ipynb). Since our layers are tiny, we *say* what computing takes: 100 µs for a stage's forward and 200 µs for its backward. In the picture a message takes 10 µs, plus its bytes at 100 Gbit/s, so that one can see it.
 
 # %%
 network = Network(latency_us=10, gbit_s=100)
@@ -55,21 +56,22 @@ print(
     f"gradients differ from one process by about {chapter_18.furthest(whole_batch.gradients):.0e}"
 )
 one_batch.measured(round(whole_batch.idle_share(), 2), within=0.02)
-text = "Green moves down in forward, and up in backward. Only one rank computes at a time."
-plot_timeline(whole_batch.replay(network), text)
+pictures.draw_whole_batch(whole_batch, network)
 
 # %% [markdown]
 # The model fits, and every number is right. But four cards work as fast as one: each of them idles for three quarters of the step.
-#
+
+# %% [markdown]
 # ## 2 · Microbatches
 #
-# The first stage could begin with something else while the others work. So the batch is cut into **microbatches**: as soon as the first one has left, the second may begin. The weights don't change within the batch, so all gradients are added up, as in chapter 04's gradient accumulation.
+# The first stage could begin with something else while the others work. So the batch is cut into **microbatches**: as soon as the first one has left, the second may begin. The weights don't change within the batch, so all gradients are added up, as in [chapter 04](04_ddp_training.ipynb)'s gradient accumulation.
 
 # %% [markdown]
 # ### Write a stage
 #
-# **Write** (10 minutes) what a stage does with microbatch number k. You have
-#
+# **Write** (10 minutes) what a stage does with microbatch number k. The stages together have to compute the gradients of the *whole* batch's mean loss. What's no longer needed must not be held. You have
+
+# %% [markdown]
 # | name | what it is |
 # | --- | --- |
 # | `self.layers`, `self.inputs[k]` | this stage's layers; the model's input (only the first stage's is right) |
@@ -77,8 +79,6 @@ plot_timeline(whole_batch.replay(network), text)
 # | `self.rank`, `self.is_first`, `self.is_last` | which stage this is |
 # | `self.send(tensor, to)`, `self.receive(source)` | messages; `receive` returns the tensor |
 # | `self.held` | a dict, empty at first: what backward will need of each microbatch |
-#
-# The stages together have to compute the gradients of the *whole* batch's mean loss. What's no longer needed must not be held.
 
 
 # %%
@@ -107,13 +107,23 @@ stage
 
 # %%
 Stage = go_on_with(MyStage, stage, pipeline.Stage)
+pictures.draw_stage(MyStage, pipeline.Stage)
 
 # %% [markdown]
-# `held` has an entry for each microbatch that has gone forward and not yet backward. Behind y hangs all that autograd keeps of that microbatch, so we'll come back to it.
+# Three stages, two microbatches, all forwards first. (If your stage raises an error or hangs, ours is drawn.) `held` has an entry for each microbatch that has gone forward and not yet backward. Behind y hangs all that autograd keeps of that microbatch, so we'll come back to it.
+
+# %% [markdown]
+# What's missing is *when* a stage does what. [GPipe](https://arxiv.org/abs/1811.06965) has the simplest schedule: all forwards, then all backwards. Now take the same 48 rows in four microbatches of 12. (Each still counts as 100 and 200 µs, so there's four times as much computing as above.)
 #
+# **Predict.** For what share of the step does a stage idle now?
+
+# %%
+four_microbatches = predict("share of the step, four microbatches", ...)
+
+# %% [markdown]
 # ### Write GPipe
 #
-# What's missing is *when* a stage does what. [GPipe](https://arxiv.org/abs/1811.06965) has the simplest schedule: all forwards, then all backwards. **Write** (3 minutes) what this stage does, in order, as a list such as `[("F", 0), ("B", 0)]`. Microbatches are counted from 0.
+# **Write** (3 minutes) what this stage does, in order, as a list such as `[("F", 0), ("B", 0)]`. Microbatches are counted from 0.
 
 
 # %%
@@ -138,14 +148,10 @@ gpipe_passed
 
 # %%
 gpipe = go_on_with(my_gpipe, gpipe_passed, pipeline.gpipe)
+pictures.draw_actions(my_gpipe, pipeline.gpipe, stages=3, count=2)
 
 # %% [markdown]
-# Now the same 48 rows in four microbatches of 12. (A microbatch still counts as 100 and 200 µs, so all the computing of this batch is four times that of the one above.)
-#
-# **Predict.** For what share of the step does a stage idle now?
-
-# %%
-four_microbatches = predict("share of the step, four microbatches", ...)
+# That's the list on paper, for three stages and two microbatches. And here four real ranks do it, with four:
 
 # %%
 step = chapter_18.train(Stage, gpipe, stages=4, count=4)
@@ -154,8 +160,9 @@ four_microbatches.measured(round(step.idle_share(), 2), within=0.02)
 pictures.draw_schedules({"GPipe, 4 microbatches": step})
 
 # %% [markdown]
-# The white triangles are called the **bubble**. At the beginning, the last stage has to wait until the first microbatch arrives, and at the end, the first stage waits until all gradients are back.
-#
+# All that's white is called the **bubble**. At first the last stage waits for the first microbatch. Then the first stage waits until a gradient comes back. And in the end the last stage has nothing left to do.
+
+# %% [markdown]
 # ## 3 · The bubble
 #
 # ### Write the formula
@@ -201,16 +208,21 @@ for p, shares in replayed.items():
         row = f"{p:6}{m:14}{bubble(p, m):9.1%}{shares[-1]:9.1%}{difference:12.1%}"
         print(f"{row}{step.idle_share(network):15.1%}")
 print(f"by the formula, 4 stages and 27 microbatches: {bubble(4, 27):.1%}")
-pictures.draw_bubble(counts, replayed)
+pictures.draw_bubble(counts, replayed, my_bubble, bubble)
 
 # %% [markdown]
-# More microbatches shrink the bubble: four stages need 27 of them to idle for a tenth of the step. Messages add two percent at most, because they delay a stage only while the pipeline fills and empties. In between, the next microbatch is already there.
-#
-# ([Some papers](https://arxiv.org/abs/2104.04473) give (p − 1) / m instead: the same idle time, divided by the time that a stage *works*.) So why not take a thousand microbatches? On a GPU, small ones are computed less efficiently ([the same paper](https://arxiv.org/abs/2104.04473) measures that), which our model doesn't know. And there's a price that we can count.
-#
+# More microbatches shrink the bubble: four stages need 27 to idle for a tenth of the step. Messages add less than two points, because they only delay a stage while the pipeline fills and empties; in between, the next microbatch is there. (Some papers give (p − 1) / m: idle time divided by *working* time.)
+
+# %% [markdown]
+# So why not take a thousand microbatches? A GPU computes small ones less efficiently, which our model doesn't know: [Narayanan and others](https://arxiv.org/abs/2104.04473) have measured it. And there's a price that we can count.
+
+# %% [markdown]
 # ## 4 · One forward, one backward
 #
-# Under GPipe a stage holds *all* microbatches before the first one goes backward. The last stage, however, could start the backward pass of a microbatch as soon as its forward pass is done. So could the stage before it, when that gradient comes. This is **1F1B**, [one forward, one backward](https://arxiv.org/abs/2104.04473):
+# Under GPipe a stage holds *all* microbatches before the first one goes backward. The last stage, however, could start the backward pass of a microbatch as soon as its forward pass is done. So could the stage before it, when that gradient comes.
+
+# %% [markdown]
+# This is **1F1B**, [one forward, one backward](https://arxiv.org/abs/2104.04473):
 #
 # - warm-up: as many forwards as there are stages *behind* this one;
 # - then one forward and one backward in turn, until no forward is left;
@@ -250,6 +262,10 @@ one_f_one_b_passed
 
 # %%
 one_f_one_b = go_on_with(my_one_f_one_b, one_f_one_b_passed, pipeline.one_f_one_b)
+pictures.draw_actions(my_one_f_one_b, pipeline.one_f_one_b)
+
+# %% [markdown]
+# On paper again, with fewer microbatches than stages. And eight microbatches in real ranks, below GPipe's:
 
 # %%
 steps = {}
@@ -274,7 +290,8 @@ for name, step in steps.items():
 
 # %% [markdown]
 # A stage holds at most as many microbatches as there are stages from it to the end: 4, 3, 2 and 1, instead of 8 each. With 24 microbatches it's still 4. So one may take many microbatches, and *that* makes the bubble small.
-#
+
+# %% [markdown]
 # With real messages 1F1B idles more. A stage now waits for a gradient before each next forward, so it can't run ahead, and a late message is felt in each turn. The replay knows this, the formula doesn't.
 
 # %% [markdown]
@@ -290,22 +307,24 @@ hanging = predict(
 )
 
 # %%
-outcomes = []
+hangs = []
 for name, schedule in (("GPipe", gpipe), ("1F1B", one_f_one_b)):
     worker = chapter_18.train_with, pipeline.BlockingStage, schedule, 4
     try:  # a blocking send that waits is gloo's
         launch(*worker, world_size=2, backend="gloo", timeout=4)
-        outcomes.append(f"{name} is done")
+        print(f"{name} is done")
     except WorkerTimeout as error:
-        outcomes.append(f"{name} hangs")
-        print(error)
-print(*outcomes, sep="\n")
-hanging.measured("1F1B hangs" if outcomes == ["GPipe is done", "1F1B hangs"] else outcomes)
+        hangs.append(name)
+        print(f"{name} hangs:", error)
+        pictures.draw_waiting(error)
+words = ["none hangs", f"{''.join(hangs)} hangs", "both hang"]
+hanging.measured(words[len(hangs)])
 
 # %% [markdown]
 # Under GPipe, all messages go one way, and then all go back. Under 1F1B they cross: stage 0 sends its second activation while stage 1 sends its first gradient. Both are in `send`, and nobody receives.
-#
-# With gloo, `isend` is enough. NCCL keeps the order of messages between two ranks, as chapter 03 said, so there a send and the receive that crosses it go into one `batch_isend_irecv`.
+
+# %% [markdown]
+# With gloo, `isend` is enough. NCCL keeps the order of messages between two ranks, as [chapter 03](03_collective_primitives.ipynb) said, so there a send and the receive that crosses it go into one `batch_isend_irecv`.
 
 # %% [markdown]
 # ## 5 · Check it against PyTorch
@@ -343,11 +362,13 @@ for name, schedule_class in (("GPipe", ScheduleGPipe), ("1F1B", Schedule1F1B)):
 
 # %% [markdown]
 # The same gradients, and as many messages: eight activations and eight gradients.
-#
+
+# %% [markdown]
 # ## 6 · Cut the text
 #
-# A layer can be cut, and a stack can be cut. What if it's the *text* that is too long? Then each rank gets some of its rows: **context parallel**. Everything but attention treats a row by itself. In attention, each row asks all others. So keys and values travel around in a ring ([Liu and others](https://arxiv.org/abs/2310.01889)), and each rank works on the part that is there.
-#
+# What if the *text* is too long? Then each rank gets some of its rows: **context parallel**. Everything but attention treats a row by itself. In attention, each row asks all others. So keys and values travel around in a ring ([Liu and others](https://arxiv.org/abs/2310.01889)), and each rank works on the part that is there.
+
+# %% [markdown]
 # But a softmax divides by a sum over *all* rows. Can it be computed part by part?
 
 # %%
@@ -378,11 +399,14 @@ def gathered(q, k, v):
 
 
 # %%
-chapter_18.compare_attention([ring, gathered], rows=64, world_size=4)
-chapter_18.compare_attention([ring, gathered], rows=128, world_size=8)
+attended = {}
+for rows, world_size in ((64, 4), (128, 8)):
+    text = f"{rows} rows,\n{world_size} ranks"
+    attended[text] = chapter_18.compare_attention([ring, gathered], rows, world_size)
+pictures.draw_attention(attended)
 
 # %% [markdown]
-# Both are right, and both send as much: on four ranks, each part of keys and values passes three links. But whoever gathers has all keys, and scores of 16 rows against all 64. In the ring it's 16 against 16. With a text twice as long on twice as many ranks, what's gathered doubles, and in the ring nothing grows. (This is forward only.)
+# Both are right, and both send as much. But whoever gathers has all keys, and scores of 16 rows against all 64. In the ring it's 16 against 16. With a text twice as long on twice as many ranks, the largest tensor doubles where keys are gathered, and stays as it is in the ring. (This is forward only.)
 
 # %% [markdown]
 # ## 7 · Experts
@@ -427,13 +451,16 @@ times_as_long.measured(round(finish_us[1] / finish_us[0], 2))
 pictures.draw_experts(layers_of_experts)
 
 # %% [markdown]
-# As many tokens, as many messages, the same numbers. But everybody waits for the busiest expert. Therefore routers get an extra loss that asks for balance, or an expert takes only so many tokens ([Switch Transformers](https://arxiv.org/abs/2101.03961) have both).
-#
+# As many tokens and as many calls, and all outputs are right. But everybody waits for the busiest expert. Therefore routers get an extra loss that asks for balance, or an expert takes only so many tokens ([Switch Transformers](https://arxiv.org/abs/2101.03961) have both).
+
+# %% [markdown]
 # **Check yourself.** A node has eight GPUs, and there are sixteen nodes. Which cut would you place inside a node, and which between nodes: layers (chapter 17) or stages?
 #
 # <details><summary>Answer</summary>
 # Cut layers inside a node: each block has two all-reduces that everybody waits for. Put stages on different nodes: a stage sends one activation per microbatch to one neighbour, however many layers it has, and with enough microbatches the next one is already there.
 # </details>
+#
+# **Next:** [19 · When scaling stops](19_when_scaling_stops.ipynb), which chooses among all these cuts.
 
 # %%
 predict()

@@ -11,7 +11,7 @@
 # 4. choose a plan for 70 billion weights, and say how far to trust a model of its speed.
 #
 # **Hardware:** two cores; all ranks use gloo on the CPU, or only pretend.
-# **Before:** [06 · What communication costs](06_what_communication_costs.ipynb) and [17 · Cut the layer](17_cut_the_layer.ipynb).
+# **Before:** [06 · What communication costs](06_what_communication_costs.ipynb), [17 · Cut the layer](17_cut_the_layer.ipynb) and [18 · Cut the stack](18_cut_the_stack.ipynb).
 
 # %% jupyter={"source_hidden": true}
 from course_lessons import chapter_19, scaling  # noqa: F401 - scaling is for your search
@@ -24,9 +24,10 @@ from course_utils import check, dry_run, predict
 # %% [markdown]
 # ## 1 · A thousand ranks in one process
 #
-# A thousand GPUs are hard to get for an afternoon. But a rank's *calls* need no GPU, and often no other rank. PyTorch has a process group called `fake`, which says that every call is done and sends nothing. `dry_run` tells a process that it's rank 700 of 1,024, lets it join that group, and records what it calls.
-#
-# Can one believe that? Where there are real ranks, we can compare. The step is FSDP2's from chapter 13, over four blocks of two weights each.
+# A rank's *calls* need no GPU, and often no other rank. PyTorch has a process group called `fake`, which says that every call is done and sends nothing. `dry_run` tells a process that it's rank 700 of 1,024, lets it join that group, and records its calls.
+
+# %% [markdown]
+# Can one believe that? Where there are real ranks, we can compare. The step is FSDP2's from [chapter 13](13_hold_less.ipynb), over four blocks of two weights each.
 
 # %%
 show_source(sharded_step)
@@ -34,7 +35,8 @@ chapter_19.compare(world_sizes=(2, 4))
 
 # %% [markdown]
 # The same calls, in the same order, in the same groups, and the same bytes. So let's go where we have no real ranks.
-#
+
+# %% [markdown]
 # **Predict.** A unit of FSDP2 is gathered before its forward, freed, and gathered once more before its backward. Then its gradients are scattered. How many calls does each of 1,024 ranks make in a step of four blocks?
 
 # %%
@@ -43,28 +45,28 @@ calls_of_step = predict("calls of each rank in a step of four blocks", ...)
 # %%
 pretended = chapter_19.timed(lambda: dry_run(sharded_step, 4, 1024, world_size=1024))
 calls_of_step.measured(len(chapter_19.calls(pretended.of_rank(0))))
-print("rank 1,023:")
-chapter_19.count_calls(pretended.of_rank(1023))
-print("rank 0, if a block is only 64 wide:")
 narrow = dry_run(sharded_step, 4, 64, world_size=1024)
-chapter_19.count_calls(narrow.of_rank(0))
+pictures.draw_order({"1,024 wide": pretended, "64 wide": narrow}, rank=1023)
 pretended
 
 # %% [markdown]
-# Of the 1,024 ranks only four were run: the first two, the middle one and the last. For each of the others we *assume* that it does the same. And read the last sentences: the values are wrong, and nobody waits for anybody. A dry run shows calls and bytes. It can't show a hang, a loss or a slow rank.
-#
-# It can show surprises, though. A block that's 64 wide has 32,768 weights, so a rank's share is 32 weights, or 128 bytes. Each rank hands in 1,280.
+# Of the 1,024 ranks only four were run: the first two, the middle one and the last. Of all others we *assume* that they do the same. And read the last sentences: the values are wrong, and nobody waits for anybody. A dry run shows calls and bytes. It can't show a hang, a loss or a slow rank.
+
+# %% [markdown]
+# It can show surprises, though. A block that's 64 wide has 32,768 weights, so a rank's share is 32 weights, or 128 bytes. But to each gather a rank hands in 1,280.
 #
 # **Check yourself.** Why is that ten times as much?
 #
 # <details><summary>Answer</summary>
 # FSDP2 cuts every weight along its first dimension. 256 rows, or 64, can't be shared among 1,024 ranks, so both are padded to one row for each: 64 + 256 numbers of four bytes. Most of what is sent is padding.
 # </details>
-#
+
+# %% [markdown]
 # ## 2 · What a step sends
 #
-# Each call is a ring here, as in chapter 06: to gather S bytes, or to scatter their sum, a rank sends (n − 1)/n · S of them.
-#
+# Each call is a ring here, as in [chapter 06](06_what_communication_costs.ipynb): to gather S bytes, or to scatter their sum, a rank sends (n − 1)/n · S of them.
+
+# %% [markdown]
 # ### Write it
 #
 # **Write** (4 minutes) what a rank sends in a step of FSDP, in bytes. The check compares with steps of two and four real ranks, and of 32 pretended ones.
@@ -93,11 +95,12 @@ sent
 
 # %%
 fsdp_bytes = go_on_with(my_fsdp_bytes, sent, chapter_19.fsdp_bytes)
+pictures.draw_sent(my_fsdp_bytes, chapter_19.fsdp_bytes)
 
 # %% [markdown]
 # ## 3 · When computing hides it
 #
-# From here on we need a cluster, so we **describe** one, with the numbers of an [H100 cluster](https://jax-ml.github.io/scaling-book/gpus). A node has eight chips. What a chip sends inside its node and to other nodes is what you'd find in a data sheet. How much of its peak a chip *reaches* is our guess: 60%. Part 7 looks at what that guess is worth.
+# From here on we need a cluster, so we **describe** one, with the numbers of an [H100 cluster](https://jax-ml.github.io/scaling-book/gpus). What a chip sends is what you'd find in a data sheet. How much of its peak it *reaches* is our guess: 60%. Part 7 looks at what that guess is worth.
 
 # %%
 chapter_19.describe(CLUSTER)
@@ -107,7 +110,25 @@ print(f"a batch of {TOKENS:,} tokens")
 
 # %% [markdown]
 # FSDP can send while a chip computes. That hides everything as long as sending takes no longer than computing. A weight costs 6 FLOPs for each token ([PaLM, appendix B](https://arxiv.org/abs/2204.02311)): two in forward and four in backward.
-#
+
+# %% [markdown]
+# **Predict.** The 70B model sends ten times as many bytes as the 7B model. How many tokens per chip does it need to hide them?
+
+# %%
+choices = ["a tenth", "as many", "three times as many", "ten times as many"]
+tokens_of_70b = predict("tokens per chip for 70B, beside 7B", ..., choices=choices)
+
+# %%
+crossings = chapter_19.find_crossings(fsdp_bytes, chips=1024)
+times = crossings["70B"].tokens / crossings["7B"].tokens
+words = dict(zip((0.1, 1, 3, 10), choices))
+tokens_of_70b.measured(words.get(round(times, 1), f"{times:.1f} times as many"))
+pictures.draw_crossings(crossings)
+
+# %% [markdown]
+# Ten times as many weights mean ten times as many bytes, but also ten times as much to compute behind which they hide. So what counts is the chip and its network.
+
+# %% [markdown]
 # ### Write it
 #
 # **Write** (5 minutes) how many tokens each chip needs in a step, so that both take equally long. Weights and gradients are sent in bfloat16, with two bytes. Take (n − 1)/n as 1, and leave out latency and attention.
@@ -133,31 +154,20 @@ hide
 # <details><summary>Hint 3: the code</summary>
 # <code>return flops_s / bytes_s</code>: both sixes, and W, are gone.
 # </details>
-#
-# **Predict.** The 70B model sends ten times as many bytes as the 7B model. How many tokens per chip does it need to hide them?
-
-# %%
-choices = ["a tenth", "as many", "three times as many", "ten times as many"]
-tokens_of_70b = predict("tokens per chip for 70B, beside 7B", ..., choices=choices)
 
 # %%
 tokens_to_hide = go_on_with(my_tokens_to_hide, hide, chapter_19.tokens_to_hide)
+pictures.draw_tokens(my_tokens_to_hide, chapter_19.tokens_to_hide)
 reached = CLUSTER.chip.peak_flops_s * CLUSTER.chip.reached
 bytes_s = CLUSTER.link(ranks=1024, apart=1)[1]
-needed = {}
-for name, model in MODELS.items():
-    sending_s = fsdp_bytes(model.weights, 1024, 2) / bytes_s
-    needed[name] = round(sending_s * reached / (6 * model.weights))
-    print(f"{name}: {sending_s:.2f} s to send, hidden by {needed[name]:,} tokens per chip")
-print(f"by your formula: {tokens_to_hide(reached, bytes_s):,.0f}")
-print(f"so a batch of {TOKENS:,} tokens is enough for {TOKENS // needed['7B']:,} chips")
-tokens_of_70b.measured("as many" if needed["7B"] == needed["70B"] else "not as many")
+needed = tokens_to_hide(reached, bytes_s)
+print(f"by the formula {needed:,.0f} tokens per chip, so {TOKENS:,} are")
+print(f"enough for {TOKENS / needed:,.0f} chips")
 
 # %% [markdown]
-# More weights mean more bytes, but just as much more to compute behind which they hide. What counts is the chip and its network. A chip that's twice as fast needs twice the tokens.
-#
-# The algebra promises 2,830 chips, but it knows only bytes. The replay of chapter 06 knows latency too. So we take the calls of a dry run with as many blocks as the model has layers, give each call the bytes of a 7B model's layer, and replay them.
-#
+# The algebra promises 2,827 chips, but it knows only bytes. The replay of [chapter 06](06_what_communication_costs.ipynb) knows latency too. So we take the calls of a dry run with as many blocks as the model has layers, give each call the bytes of a 7B model's layer, and replay them.
+
+# %% [markdown]
 # **Predict.** Up to how many chips does computing hide these calls?
 
 # %%
@@ -173,13 +183,16 @@ pictures.draw_hiding("7B", counts, replayed_s)
 
 # %% [markdown]
 # The bytes hardly grow with the chips. But each of the 96 rings has n − 1 steps, and every step pays its latency: 2,047 · 5 µs is 10 ms, 96 times. So from 512 to 1,024 chips a step of 0.65 s gets down to 0.59 s, and with 2,048 it takes *longer*.
-#
-# That's a ring, and a latency of 5 µs. Real libraries have trees and other ways around it. But the shape is real: at a fixed batch, computing shrinks with every chip, and communication doesn't. **A larger batch would hide it, if the optimiser can make use of it.**
-#
+
+# %% [markdown]
+# That's a ring, and a latency of 5 µs. Real libraries have trees and other ways around it. But at a fixed batch, computing shrinks with every chip, and communication doesn't. **A larger batch would hide it, if the optimiser can make use of it.**
+
+# %% [markdown]
 # ## 4 · What a chip must hold
 #
-# A **plan** says how chips share the work. `dp` copies share the batch. `tp` ranks cut each layer, as in chapter 17. `pp` stages form a pipeline, where each has a part of the layers. So it takes dp · tp · pp chips.
-#
+# A **plan** says how chips share the work. `dp` copies share the batch. `tp` ranks cut each layer, as in chapter 17. `pp` stages form a pipeline, as in chapter 18. So it takes dp · tp · pp chips.
+
+# %% [markdown]
 # ### Write it
 #
 # **Write** (6 minutes) the bytes of weights, gradients and Adam's states on one chip. A weight takes 2 bytes, its gradient 2, and Adam 12 ([ZeRO](https://arxiv.org/abs/1910.02054)). With `zero=1`, copies share what Adam holds. With `zero=3`, they share everything.
@@ -208,13 +221,12 @@ state
 
 # %%
 state_bytes = go_on_with(my_state_bytes, state, chapter_19.state_bytes)
-for dp, tp, pp, zero in ((512, 1, 1, 0), (512, 1, 1, 1), (512, 1, 1, 3), (64, 8, 1, 1)):
-    gb = state_bytes(MODELS["70B"].weights, dp, tp, pp, zero) / 1e9
-    print(f"70B, dp {dp} x tp {tp} x pp {pp}, ZeRO-{zero}: {gb:7.1f} GB of 80")
+pictures.draw_state(my_state_bytes, chapter_19.state_bytes)
 
 # %% [markdown]
 # Activations come on top: about 34 bytes for each token and hidden number of a layer ([Korthikanti and others](https://arxiv.org/abs/2205.05198)), of one **microbatch**. A copy cuts its share of the batch into microbatches, so more of them mean less to hold.
-#
+
+# %% [markdown]
 # ## 5 · What cutting costs
 #
 # Now `tp`. Here are the layers of chapter 17 in a world of 1,024, each cut among eight neighbours.
@@ -227,10 +239,11 @@ for rank in (0, 1023):
 
 # %% [markdown]
 # Eight for four blocks, each in a group of eight ranks. A transformer's layer has two such blocks, attention and the MLP, and the next one waits for each call.
-#
+
+# %% [markdown]
 # ### Write it
 #
-# **Write** (6 minutes) the seconds of all these calls in a step: `tokens` rows of `hidden` numbers, two bytes each, in `tp` ranks. The check replays the calls of real and pretended ranks. So chapter 06's price of a ring is what you need: 2(n − 1) steps, each with its latency and an n-th of the bytes.
+# **Write** (6 minutes) the seconds of all these calls in a step: `tokens` rows of `hidden` numbers, two bytes each, in `tp` ranks. The check replays calls of real and pretended ranks. So you need chapter 06's price of a ring: 2(n − 1) steps, each with its latency and an n-th of the bytes.
 
 
 # %%
@@ -256,18 +269,20 @@ cutting
 
 # %%
 tensor_s = go_on_with(my_tensor_s, cutting, chapter_19.tensor_s)
-for tp in (2, 4, 8, 16):
-    seconds = tensor_s(80, 8192, TOKENS // 512 * tp, tp, *CLUSTER.link(tp, apart=1))
-    print(f"70B on 512 chips, tp {tp:2}: {seconds:.2f} s")
+pictures.draw_tensor(my_tensor_s, chapter_19.tensor_s)
+
+# %% [markdown]
+# Each doubling of `tp` halves the copies, so a copy gets twice the tokens, and each of its ranks sends more than twice as much. The diamonds come from `step_time`, a model of whole plans that we'll use from here on. Can a dry run check it?
+
+# %%
 scored = step_time(MODELS["7B"], CLUSTER, Plan(dp=1024, zero=3))
 print(f"7B, 1,024 copies: they send for {scored.data_s + scored.hidden_s:.4f} s by step_time")
 print(f"                            and {replayed_s[2]:.4f} s by dry run and replay")
 
 # %% [markdown]
-# Each doubling of `tp` halves the copies, so a copy gets twice the tokens, and each of its ranks sends more than twice as much.
-#
-# `step_time` adds it all up for a plan: computing, these all-reduces, what the copies send as far as it isn't hidden, and the waiting in a pipeline. The sources of its formulas stand in its file. **It's a model, not a measurement.** But where a dry run can check it, it has been checked, as in the last two lines above.
-#
+# The two lines agree. `step_time` adds it all up for a plan: computing, these all-reduces, what the copies send as far as it isn't hidden, and the waiting in a pipeline. The sources of its formulas stand in its file. **It's a model, not a measurement.**
+
+# %% [markdown]
 # **Predict.** 512 chips train the 70B model, with a batch of 4 million tokens. For each `tp` the computer tries all plans that fit. Which `tp` has the fastest?
 
 # %%
@@ -280,11 +295,15 @@ fastest_tp.measured(min(fitting, key=lambda tp: fitting[tp].step_s))
 pictures.draw_steps({f"tp {tp}": score for tp, score in best.items()})
 
 # %% [markdown]
-# Without cutting, the activations of a single sequence don't fit. So cut, but no more than memory asks for: each doubling of `tp` costs more. Sixteen ranks are on two nodes, where messages take longer. And the model is kind to them: it lets a ring that crosses two nodes use all eight network cards of each, as if nobody else needed them.
-#
+# Without cutting, the activations of a single sequence don't fit. So cut, but no more than memory asks for: each doubling of `tp` costs more. Sixteen ranks are on two nodes, where messages take longer. And the model is kind to them: their ring may use all eight network cards of each node, as if nobody else needed them.
+
+# %% [markdown]
 # ## 6 · Choose a plan
 #
-# **Write** (8 minutes) a plan for 70B on 512 chips. But this time your framework has no ZeRO-3. The plan below is a bad one. Change it, run the cell again, and read the score. Can you reach an MFU of 50%? **MFU** is what the step computes usefully, as a share of what all chips could compute at their peak.
+# **Write** (8 minutes) a plan for 70B on 512 chips. But this time your framework has no ZeRO-3. The plan below is a bad one. Change it, run the cell again, and read the score. Can you reach an MFU of 50%?
+
+# %% [markdown]
+# (**MFU** is what the step computes usefully, as a share of what all chips could compute at their peak.)
 
 # %%
 my_plan = Plan(dp=4, tp=8, pp=16, microbatches=16, zero=1)
@@ -293,7 +312,7 @@ pictures.draw_steps({"yours": my_score})
 pictures.draw_plans("70B", my_plan, my_score)
 
 # %% [markdown]
-# Every grey dot is a plan that one could have chosen. Most of what fits is slow, and much of what's fast doesn't fit.
+# Every grey dot is a plan that one could have chosen. Most of the fast ones don't fit.
 #
 # ### Let the computer search
 #
@@ -323,22 +342,29 @@ search
 
 # %%
 fastest_s = go_on_with(my_fastest_s, search, chapter_19.fastest_s)
-chapter_19.speed_by_chips(fastest_s, (256, 512, 1024, 2048, 4096, 8192))
+counts = (256, 512, 1024, 2048, 4096, 8192)
+pictures.draw_speed(my_fastest_s, chapter_19.fastest_s, counts=counts)
 
 # %% [markdown]
-# Speed per chip is relative to 256 chips. Up to 512, a chip is worth as much as before. With 8,192 it's worth less than half, although each row has the best plan of all: the batch is the same, so 512 tokens are left for each chip. That's when scaling stops: not at a number of chips, but at a number of tokens for each.
-#
+# Speed per chip is relative to 256 chips. With 8,192 a chip is worth less than half, although each point has the best plan of all: the batch is the same, so 512 tokens are left for each chip. That's when scaling stops: not at a number of chips, but at a number of tokens for each.
+
+# %% [markdown]
 # On the course's web site, the page *Choose a plan* has sliders for this, and ten tasks. It needs no kernel.
-#
+
+# %% [markdown]
 # **Check yourself.** With `pp=16` and 16 microbatches, what does the pipeline cost?
 #
 # <details><summary>Answer</summary>
 # Almost half of the step. A pipeline of p stages with m microbatches waits (p − 1)/m of the time in which it works, <a href="https://arxiv.org/abs/2104.04473">Narayanan and others</a> say. That's 15/16 here. More microbatches help, until there are no sequences left to cut.
 # </details>
-#
+
+# %% [markdown]
 # ## 7 · What others have measured
 #
-# Is any of this true? Four rows of [Megatron-LM's table 1](https://arxiv.org/abs/2104.04473), with A100s, and two of [Llama 3's table 4](https://arxiv.org/abs/2407.21783), with H100s. We give the model their plans and batches. (Megatron counts the forward pass again that is repeated in backward, so its numbers are multiplied by 3/4. Llama has 126 layers, and we take 128, which 16 divides.)
+# Is any of this true? We give the model the plans and batches of others: four rows of [Megatron-LM's table 1](https://arxiv.org/abs/2104.04473), with A100s, and two of [Llama 3's table 4](https://arxiv.org/abs/2407.21783), with H100s.
+
+# %% [markdown]
+# (Megatron counts the forward pass again that is repeated in backward, so its numbers are multiplied by 3/4. Llama has 126 layers, and we take 128, which 16 divides.)
 
 # %%
 both = chapter_19.beside_published()
@@ -346,15 +372,18 @@ pictures.draw_published()
 
 # %% [markdown]
 # No row is further off than a third, and that's all one may say. The 60% is a guess, so a model that's right in one row proves nothing. What counts is where it goes *wrong*.
-#
+
+# %% [markdown]
 # Megatron's MFU rises with the model, from 32% to 39%, and ours stays. A likely reason is that larger matrices come closer to the peak, and we took 60% for all. In both rows of Llama we're too low, and there our pipeline waits for a third of the step or half of it.
-#
+
+# %% [markdown]
 # **Check yourself.** What does Llama's training do that our pipeline doesn't?
 #
 # <details><summary>Answer</summary>
 # It gives each rank several short stages instead of a long one. This is called interleaving: with v of them the waiting shrinks to a v-th, and more is sent. Megatron's runs interleave too, but have more microbatches, so they wait less anyway.
 # </details>
-#
+
+# %% [markdown]
 # So what's a model good for? It says which plans are hopeless, what limits the others, and what to try first. Then measure. And when a measurement differs from the model, you've learned something about either.
 
 # %%

@@ -9,7 +9,7 @@ import nbformat
 import pytest
 
 from course_tools.grading import grade, handout, learner_cells
-from course_tools.grading.learner_cells import as_python, written
+from course_tools.grading.learner_cells import as_python, read
 from course_tools.learner import progress
 
 HEAD = """\
@@ -102,7 +102,7 @@ def handed_in(lab, with_ids=True):
         known = {"id": own["id"]} if with_ids else {}
         name = own["name"].removeprefix("answer-")
         if own["kind"] != "answer":
-            cells.append(cell(own["text"].partition("\nfrom sealed import")[0], **known))
+            cells.append(cell(own["text"].partition("\n### BEGIN HIDDEN")[0], **known))
             continue
         texts = [text.replace("NAME", name) for text in FORMS[name]]
         made = [cell(text) for text in texts]
@@ -113,8 +113,12 @@ def handed_in(lab, with_ids=True):
 
 
 def put(path, notebook):
-    path.write_text(json.dumps(notebook))
+    path.write_text(json.dumps({"metadata": {}, "nbformat": 4} | notebook))
     return path
+
+
+def written(path, lab):
+    return learner_cells.written(read(path), lab.cells)
 
 
 @pytest.mark.slow
@@ -123,10 +127,10 @@ def test_what_passes_for_the_learner_passes_for_the_teacher(lab, tmp_path, with_
     path = put(tmp_path / "lab.ipynb", handed_in(lab, with_ids))
     judge = grade.Judge(contained=False, slot=0)
     try:
-        found = grade.judged(judge, lab, written(path, lab.cells))
+        found = grade.judged(judge, lab, written(path, lab).cells)
     finally:
         judge.close()
-    passed = {name.removeprefix("check-"): own["passed"] for name, own in found.items()}
+    passed = {name: own["passed"] for name, own in found.items()}
     assert passed == {name: name != "is_wrong" for name in FORMS}, found
     if with_ids:
         whole = nbformat.from_dict(copy.deepcopy(handed_in(lab)) | {"nbformat_minor": 5})
@@ -152,10 +156,10 @@ def test_feedback_shows_the_learners_own_line(lab, tmp_path):
     notebook = {"cells": cells, "metadata": {}}
     judge = grade.Judge(contained=False, slot=0)
     try:
-        found = grade.judged(judge, lab, written(put(tmp_path / "x.ipynb", notebook), lab.cells))
+        found = grade.judged(judge, lab, written(put(tmp_path / "x.ipynb", notebook), lab).cells)
     finally:
         judge.close()
-    said = found["check-is_wrong"]["text"]
+    said = found["is_wrong"]["text"]
     assert "<answer-is_wrong>, line 2, in is_wrong: return add_up(tensor)" in said
     assert "-->   3 |     return tensor[number_of_lines]" in said
     assert "NameError: name 'number_of_lines' is not defined" in said
@@ -164,8 +168,13 @@ def test_feedback_shows_the_learners_own_line(lab, tmp_path):
 
 
 def answers_of(lab, tmp_path, *cells, **more):
-    notebook = {"cells": list(cells), "metadata": {}} | more
-    return written(put(tmp_path / "x.ipynb", notebook), lab.cells)
+    notebook = {"cells": list(cells)} | more
+    return written(put(tmp_path / "x.ipynb", notebook), lab)
+
+
+def others(found):
+    """What comes along beside the answers."""
+    return [one["text"] for one in found.cells if one["name"].startswith("code cell")]
 
 
 def test_of_several_cells_that_define_an_answer_the_last_above_its_check_counts(lab, tmp_path):
@@ -183,7 +192,7 @@ def test_an_answer_that_is_no_python_is_known_by_its_name(lab, tmp_path):
 
 def test_what_the_lab_defines_is_not_the_learners_to_define(lab, tmp_path):
     own = cell("def total_spec(tensors):\n    return tensors\nimport torch\nhere = 3\noptions = {}")
-    assert list(answers_of(lab, tmp_path, own).others.values()) == [("", "\n\n\nhere = 3")]
+    assert others(answers_of(lab, tmp_path, own)) == ["\n\n\nhere = 3"]
 
 
 @pytest.mark.parametrize(
@@ -195,15 +204,10 @@ def test_what_the_lab_defines_is_not_the_learners_to_define(lab, tmp_path):
         ("%%writefile x.py\nx = 3", ""),
         ("%matplotlib inline\nif x:\n    !ls\n    y = 3", "pass\nif x:\n    pass\n    y = 3"),
         ("dist.all_reduce?\nx = 3", "pass\nx = 3"),
-        ("x = 5\r\ny = 8 % 3", "x = 5\ny = 8 % 3"),
     ],
 )
 def test_lines_of_ipython_are_left_out_and_all_others_keep_their_numbers(text, python):
     assert as_python(text) == python
-
-
-def test_a_notebook_without_an_answer_says_so(lab, tmp_path):
-    assert answers_of(lab, tmp_path, cell("x = 3")).remarks == [learner_cells.NO_CELL]
 
 
 def test_a_copy_of_a_different_version_says_so(lab, tmp_path):
@@ -222,16 +226,17 @@ def test_a_copy_of_a_different_version_says_so(lab, tmp_path):
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        (b"[", "JSONDecodeError"), (b"[" * 100_000, "RecursionError"), (b"[]", "TypeError"),
-        (b'{"cells": [3]}', "TypeError"), (b'{"cells": {}, "worksheets": 3}', "TypeError"),
-        (b"\xff", "JSONDecodeError"), (b"{}", "KeyError"),
+        (b"[", ""), (b"[" * 100_000, ""), (b"[]", ""), (b"\xff", ""), (b"{}", ""),
+        (b'{"nbformat": 4, "cells": [3]}', ""), (b'{"nbformat": 3, "worksheets": 3}', ""),
+        (b'{"nbformat": 4, "cells": [{"cell_type": "code", "metadata": 3}]}', ""),
+        (b'{"nbformat": 4, "cells": [{"cell_type": "code", "source": {}}]}', ""),
         (b'{"cells": [\n<<<<<<< HEAD\n', "marks of a merge"),
     ],
 )  # fmt: skip
 def test_what_is_no_notebook_is_refused(lab, tmp_path, content, why):
     (path := tmp_path / "x.ipynb").write_bytes(content)
     with pytest.raises(ValueError, match=f"x.ipynb is no notebook: .*{why}"):
-        written(path, lab.cells)
+        written(path, lab)
 
 
 @pytest.mark.parametrize(
@@ -245,32 +250,7 @@ def test_what_is_no_notebook_is_refused(lab, tmp_path, content, why):
 def test_what_is_no_plain_file_is_refused(lab, tmp_path, make):
     make(path := tmp_path / "x.ipynb")
     with pytest.raises(ValueError, match="is no plain file of at most 100 MB"):
-        written(path, lab.cells)
-
-
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "latin-1"])
-def test_a_notebook_may_be_saved_in_any_encoding(lab, tmp_path, encoding):
-    text = "def timed(tensor):\n    return 'é'"
-    notebook = json.dumps({"cells": [cell(text)]}, ensure_ascii=False)
-    (path := tmp_path / "x.ipynb").write_bytes(notebook.encode(encoding))
-    assert written(path, lab.cells).answers == {"answer-timed": text}
-
-
-def test_a_notebook_of_the_third_format_is_read(lab, tmp_path):
-    own = {"cell_type": "code", "input": ["def timed(tensor):\n", "    return 3"]}
-    path = put(tmp_path / "x.ipynb", {"worksheets": [{"cells": [own]}], "nbformat": 3})
-    assert written(path, lab.cells).answers == {"answer-timed": "def timed(tensor):\n    return 3"}
-
-
-@pytest.mark.parametrize(
-    "odd",
-    [
-        {"id": 3}, {"metadata": 3}, {"metadata": {"nbgrader": []}}, {"source": {}},
-        {"id": "unknown"}, {"metadata": {"nbgrader": {"grade_id": ["answer-timed"]}}},
-    ],
-)  # fmt: skip
-def test_odd_cells_are_no_answers(lab, tmp_path, odd):
-    assert answers_of(lab, tmp_path, {"cell_type": "code"} | odd).answers == {}
+        written(path, lab)
 
 
 @pytest.mark.parametrize("slug", labs.SLUGS)
@@ -281,4 +261,4 @@ def test_the_answers_of_every_lab_are_found_without_ids(slug, tmp_path):
     found = answers_of(lab, tmp_path, *map(cell, texts))
     assert list(found.answers.values()) == [text for text in texts if "### BEGIN SOLUTION" in text]
     assert list(found.answers) == [one["name"] for one in lab.cells if one["kind"] == "answer"]
-    assert found.others == {}
+    assert others(found) == []

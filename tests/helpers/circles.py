@@ -75,6 +75,11 @@ CLUSTERS = ({"part-slurm"}, {"part-slurm", "part-agents"}, {"part-ray"})
 NEEDED_BY_EVERY_CLUSTER = {"part-slurm", "part-agents", "part-ray"}
 
 
+def is_wholly_outer(path: str) -> bool:
+    """Whether all tests of a file stand in the outer circle; the path begins at the root."""
+    return any(fnmatch.fnmatchcase(f"{path}::*", pattern) for pattern in OUTER)
+
+
 def mark(items: Iterable[pytest.Item]) -> None:
     """Mark every test that `make test` leaves to `make test-all`."""
     for item in items:

@@ -18,14 +18,22 @@ class Exercise(NamedTuple):
     """How the answer to an exercise is checked.
 
     Attributes:
-        options: those of `check`.
+        judged_by: the options of `check`, or a function that makes them, where that takes launches:
+            each process of the tests reads these files, and few run the exercises.
         adapt: makes of an answer what is checked, such as a training with it.
         stub: what the lesson hands out, where a test asks what is said of it.
     """
 
-    options: dict[str, Any]
+    judged_by: dict[str, Any] | Callable[[], dict[str, Any]]
     adapt: Callable[[Any], Callable] = as_it_is
     stub: Any = None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of `check`."""
+        if callable(self.judged_by):
+            return self.judged_by()
+        return self.judged_by
 
 
 class Answers:

@@ -1,5 +1,6 @@
 """The tree as a whole: sizes, leaks, commands, pins, and what strict nbval really compares."""
 
+import ast
 import contextlib
 import functools
 import importlib.metadata
@@ -127,6 +128,29 @@ def test_a_cell_of_these_chapters_is_short(number):
     cells = shown_lines(notebooks()[name])
     assert [lines[0] for lines in cells if len(lines) > 15] == []
     assert median(sum(map(bool, map(str.strip, lines))) for lines in cells) <= 5
+
+
+def verdicts_unseen(notebook: nbformat.NotebookNode) -> list[str]:
+    """Returns the calls of `check` whose outcome Jupyter shows to nobody: not a cell's last."""
+    unseen = []
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            *earlier, _ = ast.parse(cell.source).body or [None]
+            lines = [ast.unparse(node) for node in earlier if isinstance(node, ast.Expr)]
+            unseen += [line for line in lines if line.startswith("check(")]
+    return unseen
+
+
+@pytest.mark.parametrize("number", ["00", "01", "02", "03", "04", "05", "06", "07", "09", "11"])
+def test_the_verdict_of_every_check_is_seen(number):
+    for name, notebook in notebooks().items():
+        if Path(name).name.startswith(f"{number}_"):
+            assert verdicts_unseen(notebook) == [], name
+
+
+def test_a_check_before_the_end_of_its_cell_is_found():
+    cell = nbformat.v4.new_code_cell("check(mine)\ndraw(mine)")
+    assert verdicts_unseen(nbformat.v4.new_notebook(cells=[cell])) == ["check(mine)"]
 
 
 def test_strict_nbval_compares_at_least_four_in_five_cells_with_output(capsys):

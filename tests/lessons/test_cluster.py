@@ -6,8 +6,10 @@ import importlib.util
 import json
 import linecache
 import math
+import multiprocessing
 import os
 import re
+import socket
 import sys
 import tempfile
 import threading
@@ -19,7 +21,9 @@ import labs
 import psutil
 import pytest
 from deadline import within
+from torch.distributed import run as torchrun
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousTimeout
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from course_cluster import slurm
 from course_cluster.hosts import two_hosts
@@ -134,7 +138,8 @@ def test_without_ray_the_chapter_says_how_to_get_it_and_goes_on(monkeypatch, cap
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     names = run_cells("part-ray", {"__name__": "__main__"})
     *_, last = capsys.readouterr().out.splitlines()
-    assert last.startswith("Ray is not installed; this brings it: ")
+    pin = re.search(r"^ray==.*", (ROOT / "constraints.txt").read_text(), re.M)[0]
+    assert last == f"Ray is not installed; this brings it: pip install 'ddp-course[cluster]' {pin}"
     assert "by_ray" not in names
 
 
@@ -262,6 +267,35 @@ def test_an_agent_that_meets_nobody_gives_up_after_the_ten_minutes_of_chapter_09
     text = LESSON.read_text()
     assert "gives up after ten minutes" in text
     assert "`RendezvousTimeoutError`" in text
+
+
+def agent_for(name, port, seconds):
+    config = LaunchConfig(1, 1, 1, run_id=name, rdzv_backend="c10d")
+    config.rdzv_endpoint = f"127.0.0.1:{port}"
+    elastic_launch(config, "sleep")(str(seconds))
+
+
+@pytest.mark.slow
+def test_of_two_trainings_that_share_an_endpoint_the_second_ends_with_the_first():
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    forked = multiprocessing.get_context("fork").Process
+    first = forked(target=agent_for, args=("first", port, 6))
+    second = forked(target=agent_for, args=("second", port, 300))
+    with within(100):
+        first.start()
+        while socket.socket().connect_ex(("127.0.0.1", port)):
+            time.sleep(0.05)
+        second.start()
+        first.join()
+        second.join()
+    assert first.exitcode == 0
+    assert second.exitcode == 1
+
+
+def test_torchrun_restarts_no_rank_by_default_as_chapter_09_says():
+    assert torchrun.parse_args(["train.py"]).max_restarts == 0
+    assert "no rank is ever restarted, since 0 is the default" in LESSON.read_text()
 
 
 def test_without_slurm_a_line_says_so_and_a_job_has_the_recorded_log(

@@ -1,20 +1,26 @@
 """What a learner writes in chapter 08: a roll call that names who is missing, a reader of logs."""
 
+import inspect
 import itertools
 import re
+import subprocess
 import time
 from datetime import timedelta
 from types import SimpleNamespace
 
 import labs
 import pytest
+import torch
 import torch.distributed as dist
+from torch import nn
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.nn.parallel import DistributedDataParallel
 
 from course_lessons import chapter_08
 from course_lessons import chapter_08_job_pictures as job_pictures
 from course_lessons import chapter_08_pictures as pictures
 from course_lessons.chapter_08 import in_a_roll_call
-from course_utils import WorkerTimeout, check
+from course_utils import WorkerTimeout, check, launch
 
 LESSON = labs.ROOT / "source/lessons/08_it_hangs_lies_or_dies.py"
 pytestmark = pytest.mark.slow
@@ -310,3 +316,32 @@ def test_the_watchdogs_lines_say_who_is_stuck_where(capsys):
     words = capsys.readouterr().out
     assert "rank 0 in call 1516: stuck for 600 s, 25,427,968 numbers" in words
     assert "rank 1 in call 1517: stuck for 600 s, 1 number." in words
+
+
+def evaluate_on_one_without_buffers(steps):
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)))
+    for _ in range(steps):
+        model(torch.ones(4, 3)).sum().backward()
+        if dist.get_rank() == 0:
+            model(torch.ones(4, 3))
+    return "done"
+
+
+def test_without_buffers_an_evaluation_on_one_rank_hangs_after_a_single_step_only():
+    assert [*launch(evaluate_on_one_without_buffers, 2, backend="gloo")] == ["done"] * 2
+    with pytest.raises(WorkerTimeout) as hang:
+        launch(evaluate_on_one_without_buffers, 1, backend="gloo", timeout=2)
+    assert "Rank 0 waited for rank 1" in str(hang.value)
+
+
+def test_torch_is_as_patient_as_the_chapter_says():
+    agent = inspect.signature(LocalElasticAgent.__init__).parameters
+    assert agent["shutdown_timeout"].default == 30  # from SIGTERM to SIGKILL
+    assert dist.constants.default_pg_timeout == timedelta(minutes=30)
+    assert dist.constants.default_pg_nccl_timeout in (None, timedelta(minutes=10))
+
+
+def test_a_shell_calls_the_death_by_sigkill_137():
+    script = "sh -c 'kill -9 $$'; echo $?"
+    run = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True)
+    assert run.stdout == "137\n"

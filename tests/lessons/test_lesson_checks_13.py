@@ -80,7 +80,7 @@ def test_in_place_of_what_is_not_written_ours_is_drawn(texts, capsys):
     pictures.draw_units(not_written, chapter_13.train_sharded)
     assert texts[0].startswith("By bytes_per_rank, 80 GB")
     assert texts[1].startswith("Zero1: ")
-    assert texts[2] == "Sharded: at most two full weights and no full gradients exist at once."
+    assert texts[2] == "Sharded: at most two full weights and two full gradients exist at once."
     assert texts[3].endswith("12 all_gather, 3 reduce_scatter, 1 all_reduce.")
     assert capsys.readouterr().out.count("No picture yet") == 4
 

@@ -6,17 +6,28 @@ import re
 import textwrap
 
 import labs
+import lesson_answers
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from course_lessons import chapter_17, tensor_parallel
-from course_lessons.tensor_parallel import ColumnLinear, GatherRows, RowLinear, ScatterRows, share
+from course_lessons import chapter_17_pictures as pictures
+from course_lessons.tensor_parallel import (
+    ColumnLinear,
+    CopyToRanks,
+    GatherRows,
+    RowLinear,
+    ScatterRows,
+    SumOverRanks,
+    share,
+)
 from course_utils import WorkerError, launch
 
 SOURCE = labs.ROOT / "source/lessons/17_cut_the_layer.py"
 pytestmark = pytest.mark.slow
+ANSWERS = lesson_answers.answers_of("17")
 
 
 def test_stubs_promise_about_as_many_lines_as_our_own_forms_have():
@@ -95,3 +106,62 @@ def test_tensor_parallel_and_data_parallel_send_equally_much_at_four_times_the_w
     numbers = 2 * chapter_17.WIDTH * chapter_17.HIDDEN + biases
     assert chapter_17.sent_kib(run.trace) * 1024 == 4 * numbers
     assert numbers - biases == 2 * (4 * chapter_17.WIDTH) * chapter_17.WIDTH
+
+
+class NotWritten(torch.autograd.Function):
+    """As the stub."""
+
+    @staticmethod
+    def forward(ctx, x):
+        raise NotImplementedError("about 1 line")
+
+
+class NothingInBackward(SumOverRanks):
+    """Copy in forward, and no sum in backward."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+
+def test_both_functions_are_drawn_right_or_wrong_or_ours(texts, capsys):
+    pictures.draw_functions((NotWritten, SumOverRanks), (CopyToRanks, SumOverRanks))
+    pictures.draw_functions((NothingInBackward, SumOverRanks))
+    assert "of x 4 and 4" in texts[0]
+    assert "of x 1 and 3" in texts[1]
+    assert capsys.readouterr().out.count("No picture yet") == 1
+
+
+def test_layers_are_drawn_with_what_each_rank_holds_and_whether_they_are_right(texts, capsys):
+    pictures.draw_layers((ColumnLinear, RowLinear))
+    pictures.draw_layers((ANSWERS.names["NoSumInBackward"], RowLinear))
+    pictures.draw_layers((ColumnLinear, ANSWERS.names["DividedBias"]))
+    pictures.draw_layers((NotWritten, RowLinear))
+    assert "output right, gradient of x right, gradients of A and B right" in texts[0]
+    assert "A's weight 16 and 16 of 32" in texts[0]
+    assert "output right, gradient of x wrong" in texts[1]
+    assert "output right, gradient of x right, gradients of A and B wrong" in texts[2]
+    assert len(texts) == 3
+    assert "No picture yet" in capsys.readouterr().out
+
+
+def test_rows_that_a_rank_takes_for_others_are_named(texts):
+    rows = torch.arange(24)
+    pictures.draw_heads({"in the middle": rows.chunk(2), "alike": rows.chunk(2)})
+    assert "rank 0 0–3, 4–7, 8–11; rank 1 12–15, 16–19, 20–23" in texts[0]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ("", "none"),
+        ("x, first A, first B", "x and the first block"),
+        ("x, second A, second B", "x and the second block"),
+        ("x, first A, first B, second A, second B", "all"),
+        ("x, first A", "x, first A"),
+    ],
+)
+def test_wrong_gradients_have_the_words_of_the_choices(wrong, words):
+    names = ("x", "first A", "first B", "second A", "second B")
+    gradients = {name: float(name in wrong.split(", ")) for name in names}
+    assert chapter_17.where_wrong(chapter_17.Errors(0.0, gradients, False)) == words

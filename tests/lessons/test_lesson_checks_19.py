@@ -3,13 +3,16 @@
 from dataclasses import replace
 
 import labs
+import lesson_answers
 import pytest
 
 from course_lessons import chapter_19, scaling
+from course_lessons import chapter_19_pictures as pictures
 from course_lessons.scaling import CLUSTER, MODELS, Plan, step_time
 from course_utils import dry_run, launch
 
 pytestmark = pytest.mark.slow
+ANSWERS = lesson_answers.answers_of("19")
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
@@ -84,3 +87,73 @@ def test_the_exercise_with_a_plan_can_be_won_and_is_not_won_at_first(capsys):
     assert won.fits
     assert won.mfu >= 0.5
     assert "0 of the 50 plans without ZeRO-3 that fit are faster" in capsys.readouterr().out
+
+
+def not_written(*_):
+    raise NotImplementedError("about 1 line")
+
+
+COUNTS = (64, 128)
+DRAWINGS = {
+    "fsdp_bytes": pictures.draw_sent,
+    "tokens_to_hide": pictures.draw_tokens,
+    "state_bytes": pictures.draw_state,
+    "tensor_s": pictures.draw_tensor,
+    "fastest_s": lambda *searches: pictures.draw_speed(*searches, counts=COUNTS),
+}
+
+
+@pytest.mark.parametrize("name", DRAWINGS)
+def test_in_place_of_a_formula_that_is_not_written_ours_is_drawn(texts, capsys, name):
+    DRAWINGS[name](not_written, getattr(chapter_19, name))
+    assert name in texts[0]
+    assert capsys.readouterr().out == "No picture yet of not_written: about 1 line\n"
+
+
+def only_without_zero(weights, dp, tp, pp, zero):
+    return 16 * weights / tp / pp if zero == 0 else None
+
+
+def endless(flops_s, bytes_s):
+    return float("inf")
+
+
+@pytest.mark.parametrize(
+    ("name", "answer", "reason"),
+    [("state_bytes", only_without_zero, "NoneType"), ("tokens_to_hide", endless, "returns inf")],
+)
+def test_a_formula_that_returns_no_number_now_and_then_is_not_drawn(
+    texts, capsys, name, answer, reason
+):
+    DRAWINGS[name](answer)
+    assert texts == []
+    assert reason in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("draw", "answer", "words"),
+    [
+        ("fsdp_bytes", "two_turns", "From the recorded steps it's 33% off."),
+        ("tokens_to_hide", "one_gather", "The times cross at 11,868, 5,934, 2,967, 1,483, 742."),
+        ("state_bytes", "stages_forgotten", "dp 64, tp 8, ZeRO-1: 36.9"),
+        ("state_bytes", "nobody_shards", "dp 512, tp 1, ZeRO-3: 1,128.8"),
+        ("tensor_s", "two_for_each_layer", "tp 8: 0.67 s, step_time 1.35"),
+    ],
+)
+def test_a_wrong_formula_is_drawn_beside_what_is_right(texts, draw, answer, words):
+    DRAWINGS[draw](ANSWERS.names[answer])
+    assert words in texts[0]
+
+
+def test_both_models_need_as_many_tokens(texts):
+    crossings = chapter_19.find_crossings(chapter_19.fsdp_bytes, chips=1024)
+    pictures.draw_crossings(crossings)
+    for crossing in crossings.values():
+        assert crossing.computing_s(crossing.tokens) == pytest.approx(crossing.sending_s)
+    assert texts[0].endswith("7B at 1,482, 70B at 1,482.")
+
+
+def test_calls_are_drawn_in_their_order(texts):
+    run = dry_run(chapter_19.sharded_step, 2, world_size=64)
+    pictures.draw_order({"64 wide": run}, rank=63)
+    assert "4 × all_gather of 2,048, 2 × reduce_scatter of 131,072" in texts[0]

@@ -112,6 +112,11 @@ def test_stopped_and_started_again_it_goes_on_with_the_same_numbers(launched, tr
     assert [path.name for path in tmp_path.iterdir()] == ["stopped.pt"]
 
 
+def test_a_plain_network_reads_the_checkpoint_as_chapter_04_teaches(train, launched):
+    network = importlib.import_module("train_ddp").convnet()
+    network.load_state_dict(launched["model"])
+
+
 def test_the_ranks_have_one_model(train, tmp_path):
     results = launch(train, str(tmp_path / "a.pt"), 1, device="cpu", backend="gloo")
     for name, weight in results[0].items():

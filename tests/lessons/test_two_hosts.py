@@ -223,6 +223,37 @@ def test_a_slow_cable_is_slow_in_the_block_only(disk):
             pass
 
 
+WAITS = """
+import sys, time
+from datetime import timedelta
+import torch
+import torch.distributed as dist
+
+place, rank = sys.argv[1], int(sys.argv[2])
+timeout = timedelta(seconds=5)
+dist.init_process_group("gloo", init_method=place, rank=rank, world_size=2, timeout=timeout)
+dist.all_reduce(torch.ones(1))
+print("met", flush=True)
+if rank == 1:
+    time.sleep(300)
+try:
+    dist.all_reduce(torch.ones(1))
+except RuntimeError as error:
+    print(error, "is over", flush=True)
+"""
+
+
+@pytest.mark.skipif(bool(WHY_NOT), reason=f"namespaces: {WHY_NOT}")
+def test_a_host_that_closes_no_connection_is_waited_for_until_the_groups_timeout(disk):
+    (disk / "waits.py").write_text(WAITS)
+    with within(100), two_hosts(disk, "namespaces") as both:
+        place = f"tcp://{both[0].address}:{both.port}"
+        programs = [host.start(f"waits.py {place} {host.number}") for host in both]
+        programs[1].wait_for("met")
+        both[1].run("ip link set eth0 down")  # to host 0 it's as if it had lost its power
+        assert "Timed out waiting 5000ms" in programs[0].wait_for("is over")
+
+
 def test_where_no_environment_can_be_read_the_groups_that_the_watcher_was_told_of_are_ended():
     *shell, script = WATCHERS["loopback"]
     watcher = [*shell, script.replace("/proc/self/environ", "/nowhere"), "no such mark"]

@@ -208,6 +208,12 @@ def test_what_is_english_only_stands_among_the_chinese_pages_with_a_mark(site):
         assert ("本页尚未译成中文" in text) == mark, name
 
 
+def test_a_page_that_only_the_site_has_is_a_link_in_the_chapter_that_names_it(site):
+    for folder in ("", "zh/"):
+        page = site / f"{folder}notebooks/19_when_scaling_stops.html"
+        assert 'href="../plan.html"' in page.read_text(encoding="utf-8").split("<article", 1)[1]
+
+
 def test_a_word_that_nobody_translated_stays_english_and_a_lost_heading_is_no_link():
     chinese = site_languages.in_chinese()
     assert chinese.say("Nobody has said this before") == "Nobody has said this before"
