@@ -110,7 +110,7 @@ NODES = {
     "pictures": 8010,  # what is wide stands in two rows, so that it is readable in a small window
     "devices": 3060,
     # Hangs told from dumps, dry runs, a panel that comes by itself, silence that ends a launch.
-    PACKAGE: 65170,  # models that ranks have changed, or changed differently
+    PACKAGE: 65200,  # models that ranks have changed, or changed differently
     # Results as plain data; what an answer reaches beside its arguments: frames, memory, copies.
     JUDGE: 10650,  # what one line did has a name for each of its steps
     CLUSTER: 2150,
