@@ -12,11 +12,11 @@ from course_utils.pictures.style import KINDS, rounded, show, us
 ARROWS = 150  # more than so many messages are not drawn
 # Pixels: the whole picture, which is shrunk to 500 in a small window, and where its rows are.
 _WIDTH = 780
-_UNCUT_WIDTH = 716  # where no row is cut, nothing is written at its right
+_UNCUT_WIDTH = 736  # where no row is cut, nothing is written at its right
 _LEFT, _END = 72, 680
 _TOP = 34
 _BOTTOM = 48  # below the rows
-_LETTER = 6.4  # pixels, on the average
+_LETTER = 5.6  # pixels of a narrow one; the gap is large enough for wide ones
 _HEIGHT = 350  # of up to 21 ranks together, so that sliders fit below on a small screen
 _LEAST_ROW, _LARGEST_ROW = 16, 58
 _OUTLINE = "#D55E00"
@@ -167,7 +167,7 @@ def _legend(kinds: Iterable[str], has_messages: bool) -> Iterator[Shape]:
         sample = (x, 16, x + 20, 16)
         yield from _strokes(kind, [sample], 12)
         yield Words(x + 25, 21, name)
-        x += 46 + _LETTER * len(name)
+        x += 56 + _LETTER * len(name)
     if has_messages:
         sample = (x, 16, x + 20, 16)
         yield Lines(arrow(sample), _ARROW, 0.8)
