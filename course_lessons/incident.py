@@ -196,7 +196,7 @@ LOOKS = {
 }
 # The cheapest looks by which a cause can be named, before any experiment.
 ENOUGH = {
-    "monday": ("monday/calls", "monday/characters"),
+    "monday": ("monday/verdict", "monday/characters"),
     "wednesday": ("wednesday/files", "wednesday/metrics"),
     "thursday": ("thursday/changes", "thursday/all ranks"),
 }

@@ -590,7 +590,7 @@ chapter_09_charts.draw_apart(control, noted, alone_from=28)
 
 # %% [markdown]
 # Our host died politely: the kernel closed its connections, so rank 0 soon ended with an error. A machine without power closes nothing. Then rank 0 waits until the timeout of its group, which
-# `init_process_group(timeout=…)` sets.
+# `init_process_group(timeout=…)` sets, or until the kernel gives up on what it has sent: after [about 15 minutes](https://docs.kernel.org/networking/ip-sysctl.html) by Linux's defaults.
 
 # %% [markdown]
 # ### The host of the rendezvous dies
@@ -966,7 +966,7 @@ print("CPUs for four tasks:", short, "without SRUN_CPUS_PER_TASK,", enough, "wit
 
 # %% [markdown]
 # The script has `PROCID` 0, `LOCALID` 0 and `NTASKS` 4, as if it were rank 0 of 4. A program that believes this joins a group and waits for three ranks that nobody has started. What tells a task from the
-# script is `SLURM_STEP_NUM_TASKS`: only what `srun` starts is in a **step**.
+# script is `SLURM_STEP_NUM_TASKS`: only `srun` sets it, for the **step** that it starts.
 
 # %% [markdown]
 # The last line of the output is a trap of its own: since version 22.05 `srun` no longer takes [`--cpus-per-task`](https://slurm.schedmd.com/srun.html#OPT_cpus-per-task) over from `sbatch`, so the script hands it on.
@@ -1101,7 +1101,7 @@ chapter_09_charts.draw_night(night)
 # Three lives, one training. The signal came, both ranks left after step 8 with their work on the disk, and the job went back into the queue by its own wish.
 
 # %% [markdown]
-# Then a node died: its daemon did not answer any more, after ten seconds here and after [five minutes with Slurm's defaults](https://slurm.schedmd.com/slurm.conf.html#OPT_SlurmdTimeout) the node was *down*, and Slurm queued the job again. In its third life there was one node, so one rank did the last four steps, and the weights are `launch`'s.
+# Then a node died, and its daemon did not answer any more. After ten seconds here ([five minutes with Slurm's defaults](https://slurm.schedmd.com/slurm.conf.html#OPT_SlurmdTimeout)) Slurm took the node for *down* and queued the job again. In its third life there was one node, so one rank did the last four steps, and the weights are `launch`'s.
 
 # %% [markdown]
 # The queue is also the cure for the death of the rendezvous' host: a job that starts anew chooses a new first machine.
@@ -1242,7 +1242,7 @@ def under_ray(folder):
 
 # %% [markdown]
 # Ray listens on many ports, and by
-# default on the machine's own address; the settings keep it on loopback, in one folder, and silent: no usage reports, no dashboard. One port they do not reach: torch's store, which rank 0 opens on
+# default on the machine's own address; the settings keep it on loopback, in one folder, and silent: no usage reports, no dashboard. One port is beyond these settings: that of torch's store, which rank 0 opens on
 # every interface, as it does under `torchrun`.
 
 

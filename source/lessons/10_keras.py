@@ -3,12 +3,12 @@
 #
 # **A Keras model on the torch backend is a `torch.nn.Module`. So is wrapping it in DDP all there is to do?**
 #
-# In 70 minutes you learn to prove that a Keras training on several ranks equals one device, to name what DDP doesn't see, and to make `fit()` average gradients. No later chapter needs this one.
+# In 70 minutes you learn to prove that a Keras training on several ranks equals one device, to name what DDP doesn't see, and to use `fit()` on several ranks. No later chapter needs this one.
 #
 # **Hardware:** two cores; everything runs on the CPU. **Versions:** measured with Keras 3.15.1 and torch 2.15.0. **Before:** [09 · Many machines](09_many_machines.ipynb).
 # **Next:** [11 · Capstone](11_capstone.ipynb). **Lab:** [10 · Keras statistics and callbacks](../exercises/10_keras.ipynb).
 #
-# Five cells ask you to **predict**, one to **write** an optimiser.
+# Five cells ask you to **predict**, one to **write**.
 
 # %% jupyter={"source_hidden": true}
 import os
@@ -243,7 +243,7 @@ agree.measured([between == "exactly 0" for between, _ in distances.values()])
 # **Check yourself.** Which run should your own project test?
 #
 # <details><summary>Answer</summary>
-# The first. With the random and the batch-dependent parts off, any difference beyond rounding is a bug in how you distribute. Then turn them on, and expect that the ranks agree.
+# The first. With the random and the batch-dependent parts off, any difference beyond rounding is a bug in how you distribute. Then turn them on, and expect that the ranks' weights agree.
 # </details>
 
 # %% [markdown]
@@ -356,7 +356,7 @@ yardstick.draw("Without training=True the loss is higher in both panels.")
 # %% [markdown]
 # With batch norms and dropout that do nothing it's a different training, and a worse one, whichever images a rank has.
 #
-# ## 5 · Statistics that drift
+# ## 5 · Moving statistics
 #
 # In torch, DDP sends rank 0's **buffers** to all at the start of each step, and a batch norm's running mean is one (chapter 05). What is it in Keras?
 
@@ -574,7 +574,7 @@ check(fitting(AveragingAdam, keras), **chapter_10.fit_options(keras))
 chapter_10.draw_parting(keras, AveragingAdam)
 
 # %% [markdown]
-# Our own answer is folded up here. `fit()` also has a good place for the cure of the statistics, a callback:
+# Our own answer is folded up here, with its picture.
 
 
 # %% jupyter={"source_hidden": true}
@@ -585,7 +585,12 @@ class AveragingAdamDone(keras.optimizers.Adam):
 
 
 check(fitting(AveragingAdamDone, keras), **chapter_10.fit_options(keras))
+
+# %%
 chapter_10.draw_parting(keras, AveragingAdamDone)
+
+# %% [markdown]
+# `fit()` also has a good place for the cure of the statistics, a callback:
 
 
 # %%
@@ -711,6 +716,6 @@ predict()
 # %% [markdown]
 # ## What you know now
 #
-# In a Keras model, DDP keeps the **trainable weights** equal, and nothing more. Everything that isn't a gradient is yours: statistics, seeds, logs. Each takes a line, once you know to look.
+# In each step of a Keras model, DDP averages the **gradients** of the weights that it found when it wrapped the model, and nothing more. All else is yours: statistics, seeds, logs. Each takes a line, once you know to look.
 #
 # **Next:** [11 · Capstone](11_capstone.ipynb) puts everything together.

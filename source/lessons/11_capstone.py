@@ -83,13 +83,13 @@ culprit.measured(next(rank for rank in range(4) if last_calls.count(last_calls[r
 # **All four wait**, three to average gradients, and rank 3 for their losses. The agents accuse two innocent ranks: rank 0's error is an echo, *closed by peer*, and rank 2's only says that its timeout ran out. *First observed failure* promises little: an agent compares its own node's ranks, by whole seconds, and all four say 02:00:22.
 
 # %% [markdown]
-# The last hint on the menu is a tool, `ddp-course hang FOLDER`. It reads dumps of any job and says **who**. It can't say **why**:
+# The last hint on the menu is a tool, `ddp-course hang FOLDER`. It takes a folder with the dumps of *all* ranks, from both nodes here, and says **who**. It can't say **why**:
 
 # %%
 desk.show("monday/verdict")
 
 # %% [markdown]
-# Ranks 0 and 1 waited as well. Their recorders were written after the error had arrived, and by then gloo counted the failed call as completed. So the tool lists only rank 2 among the victims.
+# Ranks 0 and 1 waited as well. Once a call has ended, even by an error, gloo [counts it as completed](https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/ProcessGroupGloo.cpp). But the error reaches Python at the same moment, and Python writes the recorder: on ranks 0 and 1 just after the count, on ranks 2 and 3 just before. So the tool names only rank 2 as a victim.
 
 # %% [markdown]
 # Rank 3 believes that the epoch is over. Its part has as many bytes as the others, 10,400. `read` makes windows of 17 *characters*, and `batches` cuts them into batches of 32. **Predict:** how many batches does each of the four parts have?
@@ -499,7 +499,7 @@ validated.measured(models[nights["thursday"].whose])
 desk.bill()
 
 # %% [markdown]
-# What decided were plain facts: each rank's last call, a count of characters, a listing of files with its times, a diff. The agents' words and the error message, which everybody reads first, decided nothing.
+# What decided were plain facts: each rank's last call (or the tool's word for it), a count of characters, a listing of files with its times, a diff. The agents' words and the error message, which everybody reads first, decided nothing.
 
 # %% [markdown]
 # A post-mortem finds out what happened, [without blame](https://sre.google/sre-book/postmortem-culture/): people did what looked right with what they saw. It has a **summary** (what failed, what it cost, what is cured), a **timeline** with sources, **causes** with experiments and controls, what **misled**, and **actions**, each with a check that fails until it's done.
@@ -519,7 +519,7 @@ predict()
 # %% [markdown]
 # ## Appendix · 64 ranks
 #
-# Next month the team gets 64 ranks: worth it? As in chapter 06, a model adds up the times of a step: a rank computes 32 windows of 100 µs each, then averages 99,488 bytes in a ring, at 100 Gbit/s with a latency of 3 µs. (The 100 µs and the network are assumptions.)
+# Next month the team gets 64 ranks: worth it? As in chapter 06, a model adds up a step's times, and says which share goes to computing. A rank computes 32 windows of 100 µs each, then averages 99,488 bytes in a ring, at 100 Gbit/s with a latency of 3 µs. (The 100 µs and the network are assumed.)
 
 # %%
 for ranks in (4, 8, 64):

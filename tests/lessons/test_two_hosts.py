@@ -230,7 +230,7 @@ import torch
 import torch.distributed as dist
 
 place, rank = sys.argv[1], int(sys.argv[2])
-timeout = timedelta(seconds=5)
+timeout = timedelta(seconds=int(sys.argv[3]))
 dist.init_process_group("gloo", init_method=place, rank=rank, world_size=2, timeout=timeout)
 dist.all_reduce(torch.ones(1))
 print("met", flush=True)
@@ -248,10 +248,26 @@ def test_a_host_that_closes_no_connection_is_waited_for_until_the_groups_timeout
     (disk / "waits.py").write_text(WAITS)
     with within(100), two_hosts(disk, "namespaces") as both:
         place = f"tcp://{both[0].address}:{both.port}"
-        programs = [host.start(f"waits.py {place} {host.number}") for host in both]
+        programs = [host.start(f"waits.py {place} {host.number} 5") for host in both]
         programs[1].wait_for("met")
         both[1].run("ip link set eth0 down")  # to host 0 it's as if it had lost its power
         assert "Timed out waiting 5000ms" in programs[0].wait_for("is over")
+
+
+@pytest.mark.skipif(bool(WHY_NOT), reason=f"namespaces: {WHY_NOT}")
+def test_the_kernel_may_give_up_before_the_groups_timeout(disk):
+    until_cut = 'while not os.path.exists("cut"):\n    time.sleep(0.02)\ntry:'
+    (disk / "waits.py").write_text("import os" + WAITS.replace("try:", until_cut))
+    with within(100), two_hosts(disk, "namespaces") as both:
+        if "tcp_retries2 = 3" not in both[0].run("sysctl -w net.ipv4.tcp_retries2=3"):
+            pytest.skip("the kernel's patience can't be set here")
+        place = f"tcp://{both[0].address}:{both.port}"
+        programs = [host.start(f"waits.py {place} {host.number} 90") for host in both]
+        programs[0].wait_for("met")
+        both[1].run("ip link set eth0 down")
+        (disk / "cut").touch()  # so rank 0 sends what nobody will acknowledge
+        said = programs[0].wait_for("is over")
+        assert "Connection timed out" in said or "No route to host" in said
 
 
 def test_where_no_environment_can_be_read_the_groups_that_the_watcher_was_told_of_are_ended():
