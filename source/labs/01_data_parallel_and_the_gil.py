@@ -299,7 +299,7 @@ check(without_gradients(forward), **forward_check)
 
 # %% [markdown]
 # **Goal:** leave the gradient of the loss in each
-# parameter's `.grad`: on every rank if `everybody`, else on rank 0 only, and None elsewhere. Send no more than the rows of `gradient` and one sum over the ranks take.
+# parameter's `.grad`: on every rank if `everybody`, else on rank 0 only, and None elsewhere. Send no more than it takes to deal out the rows of `gradient` and to add up once over the ranks.
 
 # %% [markdown]
 # **What the check does.** After your function, every rank takes a step with the gradient that its model has. The check compares the

@@ -165,16 +165,15 @@ all_to_all_check |= {"budget": all_to_all_budget}
 check(all_to_all, **all_to_all_check)
 
 # %% [markdown]
-# ## 3 · Which half of the ring does FSDP need?
+# ## 3 · Which half of the ring do FSDP's gradients need?
 #
-# *Difficulty ●●● · importance ●●● · 20 minutes.* Sharded training (ZeRO, FSDP) only needs the first half of your ring, because each rank
-# keeps just its part of the summed gradient. But in the chapter's ring, rank 0 is left with chunk 1.
+# *Difficulty ●●● · importance ●●● · 20 minutes.* For its gradients, sharded training (ZeRO, FSDP) only needs the first half of your ring,
+# because each rank keeps just its part of the sum. But in the chapter's ring, rank 0 is left with chunk 1.
 
 # %% [markdown]
 # **Goal:** on rank *r*, return **part
 # *r*** of the sum of all `x`, which has one dimension and any length, cut by `x.tensor_split(n)`. Send *n* − 1 messages of one part,
-# and no collective. All parts travel at the same time: a rank may send before or after it receives, but no part may wait until some other
-# has arrived.
+# and no collective. All parts travel at the same time, and not one after the other. In each step, a rank may send first or receive first.
 #
 # | | rank 0 | rank 1 | rank 2 |
 # | --- | --- | --- | --- |

@@ -260,7 +260,7 @@ class Stoppable(Training):
 
 # %% [markdown]
 # <details><summary>Hint 1: a nudge</summary>
-# The next step depends on four things. Which of them differs from rank to rank, so that rank 0 can't save it alone?
+# Four things have to be saved. Which of them differs from rank to rank, so that rank 0 can't save it alone?
 # </details>
 # <details><summary>Hint 2: the approach</summary>
 # All ranks take part in collecting the generators' states, as objects or as tensors. Then rank 0 alone writes them, with the states of network and optimiser and the count of steps. To resume, every rank loads the

@@ -373,7 +373,8 @@ else:
 # ## 7 · Python without the GIL
 #
 # Since 3.13, Python also comes in a **free-threaded** build, without a GIL ([PEP 703](https://peps.python.org/pep-0703/)). It may cure the
-# narrow layers of part 4 (run this chapter on it, and compare), but it can't cure device 0 of part 5. Which build is yours?
+# narrow layers of part 4, but it can't cure device 0 of part 5. (To compare, run this chapter on Python 3.14's: torch 2.15 doesn't come for
+# 3.13's.) Which build is yours?
 
 # %%
 is_gil_enabled = getattr(sys, "_is_gil_enabled", lambda: True)  # before 3.13 it always is
@@ -387,8 +388,8 @@ predict()
 
 # %% [markdown]
 # The GIL is a mutex for all Python code of a process, so threads only gain while they're out of Python. `DataParallel` runs one of its four steps in threads
-# and leans on device 0 in the other three; its twin needs neither. So [PyTorch's documentation
-# recommends](https://docs.pytorch.org/docs/stable/distributed.html#basics) **one process for each device**, for the same two reasons.
+# and leans on device 0 in the other three; its twin needs neither. These are the two reasons that [PyTorch's
+# documentation](https://docs.pytorch.org/docs/stable/distributed.html#basics) gives for **one process for each device**.
 
 # %% [markdown]
 # Who are these processes, and how do they find each other? [02 · Process groups and ranks](02_process_groups.ipynb).

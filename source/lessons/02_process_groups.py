@@ -480,9 +480,9 @@ printed = chapter_02.run(chapter_02.script_of(work, with_processes), "python scr
 ways["python script.py"] = printed[0]
 
 # %% [markdown]
-# But note that `join` returns without a word when a worker has crashed. You'd have to look at each `worker.exitcode` yourself, whereas
-# `mp.spawn` raises an error. `launch`, too, starts its processes one by one, but it also watches them, collects their results and stops any
-# that hang.
+# But note that `join` raises no error when a worker has crashed. You'd have to look at each `worker.exitcode` yourself, whereas `mp.spawn`
+# [passes the error on](https://docs.pytorch.org/docs/stable/multiprocessing.html#spawning-subprocesses). `launch`, too, starts its processes
+# one by one, but it also watches them, collects their results and stops any that hang.
 
 # %% [markdown]
 # The third way is `torchrun`. It replaces the parser, the formula and `spawn`: it starts the file once per rank and sets the variables
@@ -640,7 +640,7 @@ launch(only_members_call, world_size=4, nodes=2, backend="gloo", timeout=4)
 
 # %% [markdown]
 # Skipping the call does no visible harm; the *next* `new_group` hangs. Groups are numbered in the
-# order of the calls, so the group of all four is number 1 for ranks 0 and 1, but number 2 for ranks 2 and 3. Under these they look for each other: in a script until [torch's own
+# order of the calls, so the group of all four is number 1 for ranks 0 and 1, but number 2 for ranks 2 and 3. Under these numbers they look for each other: in a script until [torch's own
 # timeout](https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.init_process_group), thirty minutes with gloo.
 
 # %% [markdown]

@@ -375,7 +375,7 @@ def all_gather(tensor):
 results = see(all_gather, numbers=1)
 
 # %% [markdown]
-# A list costs something, and what depends on the backend. Some gather into one block and copy it into the list's tensors; torch 2.15's NCCL group
+# The list has a price, and which one depends on the backend. Some gather into one block and copy it into the list's tensors; torch 2.15's NCCL group
 # makes one broadcast for each tensor ([its source](https://github.com/pytorch/pytorch/tree/main/torch/csrc/distributed/c10d/nccl2)).
 # `all_gather_into_tensor` hands you the block, in one call. Later chapters use this form.
 

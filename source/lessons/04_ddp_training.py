@@ -125,7 +125,7 @@ results = launch(seeded, train_alone, world_size=2)
 # ### Write the six lines
 #
 # **Write** (12 minutes) the same loop, distributed. Each rank is given a model with *different* weights. In the end, all ranks
-# should hold those that one process would get if it started from rank 0's and took the same global batches.
+# should hold the weights that one process would get if it started from rank 0's and took the same global batches.
 # Shuffle in each epoch as `DistributedSampler` does (with seed 0). Return the network itself.
 
 
@@ -1095,7 +1095,7 @@ for count in (33, 32, 48, 47):
 # **Check yourself.** All ranks have the same number of batches, but rank 0 skips a batch whose loss is `nan`. What happens?
 #
 # <details><summary>Answer</summary>
-# The same: rank 0 makes one backward fewer, and the others wait at the end. Worse, from there on it averages different batches' gradients. Decide together, with an
+# The same: rank 0 makes one backward fewer, and the others wait at the end. Worse, from there on each of its gradients is averaged with the others' of the batch before. Decide together, with an
 # <code>all_reduce</code> of the flag.
 # </details>
 
@@ -1166,7 +1166,7 @@ check(ddp_exercises.over_an_epoch(train_epoch), **ddp_exercises.EPOCH)
 
 # %%
 def save(path, model, optimizer, epoch):
-    raise NotImplementedError("about 5 lines")
+    raise NotImplementedError("about 6 lines")
 
 
 def load(path, model, optimizer):
