@@ -361,7 +361,7 @@ check(choosing(choose), spec=choose_spec, inputs=choose_inputs, **options)
 
 # %% [markdown]
 # **Goal:** return the sum of all ranks' `x` on every rank, within the time of two levels: add up inside each node, so that each rank has its part of the node's sum; add up these
-# parts across nodes; share them inside the node. Any number of nodes and any shape must do. Collectives are allowed; they're replayed as rings.
+# parts across nodes; share them inside the node. Any number of nodes and any shape must do, though the check has two nodes only. Collectives are allowed; they're replayed as rings.
 
 
 # %%

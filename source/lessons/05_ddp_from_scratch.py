@@ -273,7 +273,7 @@ print("our two ranks differ by", apart([our_weights[0]], [our_weights[1]]))
 # %% [markdown]
 # A rank needs 1 µs of backward for each kilobyte of gradient, 9 ms in all. It copies 5 GB per second. A second figure is for *free copies*, which cost nothing.
 #
-# `clock` records one real step. Hooks note how many gradients were there when each call began, so we don't assume what overlaps. The rates are ours.
+# `clock` records one real step. Hooks note how many gradients were there when each call began, so we don't assume what overlaps. The rates are our choice.
 
 # %%
 took_ms = clock(PerParameter, copies=False)
@@ -349,7 +349,7 @@ show_source(fill)
 # *About 8 minutes.* `send` starts the `all_reduce` of one bucket and returns at once. `finish` sends all buckets and then collects them: it waits, and copies back.
 
 # %% [markdown]
-# The check notes `g` when a gradient is there, `A` when an `all_reduce` begins, and `w` when you wait; a `w` at the very end is left out. Three buckets give `gggggggAAA`, where
+# The check notes `g` when a gradient is there, `A` when an `all_reduce` begins, and `w` when you wait; every `w` at the very end is left out. Three buckets give `gggggggAAA`, where
 # waiting too early gives `gggggggAwAwA`. A `W` is a wait for a call that you have waited for before.
 
 
@@ -474,7 +474,7 @@ overlapped_ms = predict("ms of a step that overlaps", ...)
 took_ms = clock(Overlapped)
 overlapped_ms.measured(took_ms[0], within=0.1)
 forms = ["PerParameter", "Flat", "Buckets", "Overlapped"]
-draw(forms, "Overlapped begins to send after 2.5 ms, and its port never rests until all is sent.")
+draw(forms, "Overlapped begins to send while backward computes; the others begin after it.")
 
 # %% [markdown]
 # The first bucket leaves when a quarter of the gradients are there. From then on the port is the bottleneck: after 2.5 ms come 12.6 for the bytes, 1.7 of latency, and 0.5 to copy
@@ -729,8 +729,8 @@ took_ms = clock(InOrder)
 # Language models often **tie** the embedding, their first layer, and the head, their last one. The head's gradient is computed first of all.
 
 # %% [markdown]
-# The course's `SmallGPT` does so. With one block it has 17 parameters. Without the tie, none of the other 16 gradients is complete before the head's. With it, when the head *is* the
-# embedding, there are 16 parameters. How many of the other 15 gradients are complete before the shared weight's?
+# The course's `SmallGPT` does so. Without the tie, a model of one block has 17 parameters, and none of the other 16 gradients is complete before the head's. With it the head *is* the
+# embedding, so there are 16. How many of the other 15 gradients are complete before the shared weight's?
 
 # %%
 tokens, alphabet = novel()  # letters of Pride and Prejudice, as numbers
@@ -832,7 +832,7 @@ show_when_passed(outcome, Silent)
 # %% [markdown]
 # ## 8 · Nobody calls finish
 #
-# One difference to PyTorch is left: your loop calls `finish`. A loop written for DDP doesn't, and `loss.backward()` returns with averages all the same. Somebody has to wait *inside* backward, but after its last gradient.
+# One difference from PyTorch is left: your loop calls `finish`. A loop written for DDP doesn't, and `loss.backward()` returns with averages all the same. Somebody has to wait *inside* backward, but after its last gradient.
 
 # %% [markdown]
 # Autograd's engine has a queue of callbacks for that. It calls them when the pass that is running is over, before `backward()` returns. `after_backward(callback)` puts one there; PyTorch's own name for it is

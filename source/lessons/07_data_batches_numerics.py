@@ -69,13 +69,12 @@ orders = predict("orders in three epochs: never, before, inside", ...)
 # %% tags=["row-A5"]
 places = "never", "before the loop", "inside the loop"
 dealt = {when: launch(deal, when, backend="gloo") for when in places}
-orders.measured([chapter_07.count_orders(ranks) for ranks in dealt.values()])
-
-text = "First row: the same order three times. Second row: three orders."
-show(chapter_07.three_epochs(dealt), f"{text} Third row: epoch 1 repeats epoch 0.")
+counts = [chapter_07.count_orders(ranks) for ranks in dealt.values()]
+orders.measured(counts)
+show(chapter_07.three_epochs(dealt), f"Different orders in the three epochs of each row: {counts}.")
 
 # %% [markdown]
-# The sampler shuffles with a generator of its own, seeded by `seed + epoch`, so all ranks shuffle alike without a message. Inside the loop the call comes too late, because the order is fixed when the loop begins.
+# The sampler shuffles with a generator of its own, seeded by `seed + epoch`, so all ranks shuffle alike without a message. Inside the loop the call comes too late, because the order is fixed when the loop begins: epoch 1 repeats epoch 0.
 #
 # The [Keras guide](https://keras.io/guides/distributed_training_with_torch/) gives the sampler `shuffle=False`. Does `set_epoch` help there?
 
@@ -163,7 +162,8 @@ figures = {"1 padded, rank 0": with_padding["local"], "2 padded, sums": with_pad
 figures |= {"3 uneven, means": uneven["mean of means"], "4 uneven, sums": uneven["sums"]}
 equal = [torch.allclose(values, single, rtol=1e-12) for values in figures.values()]
 right_lines.measured({number for number in range(1, 5) if equal[number - 1]})
-text = "The line is what one process finds. Only the fourth way lies on it in both panels."
+on_it = ", ".join(name for name, is_equal in zip(figures, equal) if is_equal)
+text = f"The line is what one process finds. Of the four ways, on it in both panels: {on_it}."
 show(chapter_07.metrics({"one process": single} | figures), text)
 
 # %% [markdown]
@@ -202,7 +202,7 @@ def with_join(initial):
 
 
 # %% [markdown]
-# Under [`Join`](https://docs.pytorch.org/docs/stable/distributed.algorithms.join.html), a rank that has run out answers the others' collectives with zeros. In step 3, only rank 0 has a gradient, the mean over 8 digits.
+# Under [`Join`](https://docs.pytorch.org/docs/stable/distributed.algorithms.join.html), a rank that has run out answers the others' collectives with zeros. In the third step, only rank 0 has a gradient, the mean over 8 digits.
 #
 # **Predict** the weight of each of these digits as a denominator: `[32, 16]` would say 1/32 by default and 1/16 with `divide_by_initial_world_size=False`.
 
@@ -230,7 +230,7 @@ for initial in (True, False):
     assert torch.equal(rank_0, rank_1)  # the rank that ran out has the last step as well
     divided_by += [n for n in wanted if torch.allclose(rank_0, wanted[n], atol=1e-6)]
 divisors.measured(divided_by)
-text = f"By default a digit of the last step weighs 1/{divided_by[0]}, as in the steps before it."
+text = f"A digit weighs 1/16 in steps 0 and 1, and by default 1/{divided_by[0]} in step 2."
 show(chapter_07.weights_of_digits(divided_by[0]), text)
 
 # %% [markdown]
@@ -364,8 +364,9 @@ different_noise = predict("different numbers of four workers: as forked, seeded 
 
 # %%
 drawn_by_workers = [launch(noise_of_workers, seeded, backend="gloo") for seeded in (False, True)]
-different_noise.measured([len(set(chain(*ranks))) for ranks in drawn_by_workers])
-text = "Left, equal numbers in two ranks' workers; right, four numbers."
+counts = [len(set(chain(*ranks))) for ranks in drawn_by_workers]
+different_noise.measured(counts)
+text = f"Equal numbers have equal colours. Different numbers left and right: {counts}."
 show(chapter_07.worker_noise(drawn_by_workers), text)
 
 # %% [markdown]

@@ -213,7 +213,7 @@ for task in (evaluate_on_one, uneven):
 # **Check yourself.** The model has no buffers. Does `evaluate_on_one` hang?
 #
 # <details><summary>Answer</summary>
-# No, but by luck. Without buffers an evaluation sends one thing only: after the first backward pass, DDP's forward agrees once on its new buckets. Rank 0 waits for that in its first evaluation, and rank 1's second training step answers. A training of a single step would hang, and any training hangs once somebody adds a batch norm.
+# No, but by luck. Without buffers an evaluation sends one thing only: after the first backward pass, DDP's forward agrees once on its new buckets (under <code>torch.no_grad()</code>, not even that). Rank 0 waits for that in its first evaluation, and rank 1's second training step answers. A training of a single step would hang, and any training hangs once somebody adds a batch norm.
 # </details>
 
 # %% [markdown]
@@ -244,14 +244,19 @@ def who_is_missing(store, name, patience_s):
 # </details>
 
 # %% [markdown]
-# The check calls the roll twice in real ranks. First one rank is slow but comes. Then some are absent: rank 0 as well, and more than one. The picture shows what *your* function tells four ranks while rank 2 sleeps, and after how long.
+# The check calls the roll twice in real ranks. First one rank is slow but comes. Then some are absent: rank 0 as well, and more than one.
 
 # %%
 check(in_a_roll_call(who_is_missing), **chapter_08.ROLL_CALL)
+
+# %% [markdown]
+# And this is what *your* function tells four ranks while rank 2 sleeps, and after how long. Every row should name rank 2 and nobody else.
+
+# %%
 pictures.draw_roll_call(who_is_missing)
 
 # %% [markdown]
-# Every row should name rank 2 and nobody else. Our own answer is folded up here, with its picture.
+# Our own answer is folded up here, and its picture follows.
 
 
 # %% jupyter={"source_hidden": true}
@@ -269,6 +274,8 @@ def who_is_missing_done(store, name, patience_s):
 
 
 check(in_a_roll_call(who_is_missing_done), **chapter_08.ROLL_CALL)
+
+# %%
 pictures.draw_roll_call(who_is_missing_done)
 
 # %% [markdown]
@@ -384,7 +391,7 @@ without_gaps = launch(sum_view, torch.Tensor.contiguous, backend="gloo")[0]
 pictures.draw_view({"with gaps": with_gaps, "without gaps": without_gaps})
 
 # %% [markdown]
-# Chapter 03 looked into it: gloo adds up four neighbours in memory, gaps included. No report, no picture and no rank knows. What finds such lies is an **oracle**: one process that computes the same.
+# Chapter 03 looked into it: gloo adds up four neighbours in memory, gaps included. `launch` looks at what is handed in, so it warns. Gloo doesn't look, and no rank knows. What finds such lies anywhere is an **oracle**: one process that computes the same.
 # Here both ranks bring the same numbers, so two must get twice what one gets:
 
 # %%
@@ -532,11 +539,13 @@ def suspects(logs, exit_codes):
 # A rank's last words are <code>log.rpartition("\n")[2]</code>. An echo has <code>by peer</code> or <code>Timed out</code> in them. A foreign signal is <code>code &lt; 0 and code != -15</code>.
 # </details>
 
+# %%
+check(suspects, **chapter_08.SUSPECTS)
+
 # %% [markdown]
 # The picture has the six jobs, with each rank's last words and exit code. Rank 2 was always the culprit, and orange is whom *your* function suspects.
 
 # %%
-check(suspects, **chapter_08.SUSPECTS)
 pictures.draw_suspects(suspects)
 
 # %% [markdown]
@@ -560,6 +569,8 @@ def suspects_done(logs, exit_codes):
 
 
 check(suspects_done, **chapter_08.SUSPECTS)
+
+# %%
 pictures.draw_suspects(suspects_done)
 
 # %% [markdown]
@@ -655,7 +666,7 @@ print(death_of(killed_by_the_system))
 # %% [markdown]
 # ## 7 · Your cluster has no `launch`
 #
-# On a cluster there is `torchrun`, a folder of logs, and you. Part 7 is a training that knows nothing of this course. It is started on purpose with
+# On a cluster there is `torchrun`, a folder of logs, and you. The training of this part knows nothing of this course. It is started on purpose with
 # six failures, and each time we ask the tools that PyTorch has. These functions go wrong; rank 1 is always the culprit.
 
 
@@ -702,7 +713,7 @@ def train(rank, fault):
 
 # %% [markdown]
 # `main` prepares for the night. It says which process is which rank, writes where it stands whenever it gets the signal `SIGUSR1`, and leaves what its flight
-# recorder has when an exception ends it. For the `finally`, the signal by which `torchrun` ends a rank is made an exception.
+# recorder has when an exception ends it. `leave` makes an exception of the signal by which `torchrun` ends a rank, so that the `finally` runs then as well.
 
 
 # %%
@@ -757,7 +768,7 @@ pictures.draw_signal(1, heard_s, timeout_s=3)
 # ```
 
 # %% [markdown]
-# The absent rank is started by just this. In the other jobs the same `torchrun` runs in a fork of this kernel, and each rank is a fork of it instead of a new Python (`Forked`). All else is `torchrun`'s, and we
+# The job with the absent rank is started by exactly this line. In the other jobs the same `torchrun` runs in a fork of this kernel, and each rank is a fork of it instead of a new Python (`Forked`). All else is `torchrun`'s, and we
 # need not wait for three imports of torch per job.
 
 # %% [markdown]
@@ -972,7 +983,7 @@ def from_explain_dumps(fault):
 ask("explain_dumps", from_explain_dumps)
 
 # %% [markdown]
-# This reader names nobody for the swapped calls, since it doesn't look at lines, and nobody for the straggler, which hangs nothing. What it prints says why, who the victims are, and how sure it is:
+# This reader names nobody for the swapped calls, since it doesn't look at lines, and nobody for the straggler, which hangs nothing. What it prints says why, who the victims are, how sure it is, and which files of that folder are no dumps:
 
 # %%
 explain_dumps(jobs.folder_of("killed rank"))
@@ -980,7 +991,7 @@ explain_dumps(jobs.folder_of("killed rank"))
 # %% [markdown]
 # ### Run it again, to be told
 #
-# `TORCH_DISTRIBUTED_DEBUG=DETAIL` makes the ranks compare what they are about to do, before each call. Before each of your calls it makes three of its own ([in torch's source](https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/ProcessGroupWrapper.cpp)): a monitored barrier, and two all-gathers, of shapes and of what is to be called. So use it to search, not to train:
+# `TORCH_DISTRIBUTED_DEBUG=DETAIL` makes the ranks compare what they are about to do. Before each of your calls it makes three of its own ([in torch's source](https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/ProcessGroupWrapper.cpp)): a monitored barrier, and two all-gathers, of the length of a description and of the description itself (kind, shapes, types). So use it to search, not to train:
 
 
 # %%
@@ -1075,7 +1086,7 @@ job_pictures.draw_watchdog(chapter_08.WATCHDOG)
 # isn't in these lines. Part 5 has shown how a call can end on one rank alone.
 
 # %% [markdown]
-# So the next thing to look at is the recorder. On a timeout the watchdog writes it to a file by itself ([PyTorch's page](https://docs.pytorch.org/docs/stable/torch_nccl_environment_variables.html) has its variables: `TORCH_FR_DUMP_TEMP_FILE` says where, `TORCH_FR_BUFFER_SIZE` how many calls, 2,000 in torch 2.15). This is what an entry has; ours is of gloo.
+# So the next thing to look at is the recorder. On a timeout the watchdog writes it to a file by itself. `TORCH_FR_DUMP_TEMP_FILE` says where, `TORCH_FR_BUFFER_SIZE` how many calls, 2,000 in torch 2.15. ([PyTorch's page](https://docs.pytorch.org/docs/stable/torch_nccl_environment_variables.html) explains both under older names, `TORCH_NCCL_DEBUG_INFO_TEMP_FILE` and `TORCH_NCCL_TRACE_BUFFER_SIZE`.) This is what an entry has; ours is of gloo.
 
 # %%
 dump = pickle.loads((jobs.folder_of("absent rank") / "calls0").read_bytes())
