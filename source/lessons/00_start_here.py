@@ -64,7 +64,8 @@ print("processes, with the notebook's own:", len({os.getpid(), *process_ids}))
 # The workers share no variables, so they send messages, on CPUs through the library **gloo**. `dist.all_reduce(x)` is a **collective**:
 # all ranks call it together, each brings a tensor, and on every rank that tensor is replaced by the sum of all.
 #
-# **Write** (2 minutes) the missing line: return the average. Then run the next two cells.
+# **Write** (2 minutes) the missing line: return the average. Then run the next three cells: a folded one,
+# the check, and a picture of your line.
 
 
 # %%

@@ -571,9 +571,9 @@ ring_check = {
 check(in_a_ring(ring_step), **ring_check)
 
 # %% [markdown]
-# Right or wrong, this is what *your* step does in four ranks. Rank *r* brings 1, 2, 3, 4 times 1, 10, 100 or 1000. A
-# digit tells you the chunk (one less than the digit), and its place the rank: 3300 is the sum of chunk 2 of ranks 2 and 3. A
-# white square holds no such sum.
+# Right or wrong, this is what *your* step does in four ranks. Rank 0 brings 1, 2, 3 and 4, rank 1 ten times as much, and so on.
+# So a digit's place tells you the rank, and the digit is one more than the chunk's number: 3300 is the sum of chunk 2 of ranks 2
+# and 3. A white square holds no such sum.
 
 # %%
 draw_ring(ring_step)

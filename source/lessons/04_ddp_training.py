@@ -126,7 +126,7 @@ results = launch(seeded, train_alone, world_size=2)
 #
 # **Write** (12 minutes) the same loop, distributed. Each rank is given a model with *different* weights. In the end, all ranks
 # should hold the weights that one process would get if it started from rank 0's and took the same global batches.
-# Shuffle in each epoch as `DistributedSampler` does (with seed 0). Return the network itself.
+# Shuffle in each epoch as `DistributedSampler` does (with seed 0). Return the network itself, without its wrapper.
 
 
 # %%
@@ -207,6 +207,8 @@ chapter_04.draw_training(train_with_ddp)
 chapter_04.print_changed_lines(train_alone, train_with_ddp)
 
 # %% [markdown]
+# <details><summary>What each of them does</summary>
+#
 # | new | what it does |
 # | --- | --- |
 # | `rank, world_size` | who am I, and how many are we |
@@ -215,6 +217,8 @@ chapter_04.print_changed_lines(train_alone, train_with_ddp)
 # | `global_batch // world_size` | together, the ranks still take 32 digits |
 # | `set_epoch(epoch)` | shuffles anew |
 # | `model.module` | the network without its wrapper |
+#
+# </details>
 
 # %% [markdown]
 # The heart of the loop is untouched: forward, `zero_grad`, `backward`, `step`. Will the two ranks still print the same losses?
