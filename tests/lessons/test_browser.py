@@ -493,6 +493,7 @@ LESSON_THAT_ASKS = [
     'print("the lesson goes on")',
 ]
 CODE_CELL = ".jp-Notebook .jp-CodeCell"
+ACTIVE_CELL = "() => window.jupyterapp.shell.currentWidget.content.activeCellIndex"
 RESTARTED = "() => window.jupyterapp.shell.currentWidget.sessionContext.restartKernel()"
 NOTE_NAME_ERRORS = """() => {
     const {model} = window.jupyterapp.shell.currentWidget.content;
@@ -562,6 +563,10 @@ def test_a_prediction_is_taken_up_again_after_a_restart(own_copies, own_page):
     shown = page.locator(f"{CODE_CELL} .jp-OutputArea")
     shown.nth(ASKS).get_by_role("button", name="1", exact=True).click()
     shown.nth(ASKS).get_by_text("Noted: 1").wait_for()
+    _until(page, "() => document.activeElement !== document.body", 30)
+    assert page.evaluate(ACTIVE_CELL) == EXPERIMENT
+    page.keyboard.press("Shift+Enter")
+    _until(page, f"{ACTIVE_CELL} === {EXPERIMENT + 1}", 30)  # it has run, and hands on
     page.evaluate(RESTARTED)
     _run(page, Path(ASKING_TOO).stem)
     shown.nth(ASKS).get_by_text("You predicted 1 today, and that still stands.").wait_for()
@@ -580,6 +585,7 @@ def test_check_in_a_new_kernel_runs_what_it_needs_first_and_shows_no_error(own_c
     page.get_by_text("The cells above run first").first.wait_for()
     page.get_by_text("✓ passed: rank_of").first.wait_for()
     assert page.evaluate("() => window.nameErrors") == 0
+    _until(page, "() => !window.jupyterapp.shell.currentWidget.context.model.dirty", 30)  # saved
 
 
 @pytest.mark.soak

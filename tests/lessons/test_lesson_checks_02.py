@@ -61,6 +61,11 @@ def by_remainder(cards):
     return cards[dist.get_rank() % len(cards)]
 
 
+def counted_from_the_nodes_first_rank(cards):
+    first_rank = int(os.environ["GROUP_RANK"]) * int(os.environ["LOCAL_WORLD_SIZE"])
+    return cards[dist.get_rank() - first_rank]
+
+
 def in_the_world(number, rows):
     dist.all_reduce(number)
     return number
@@ -128,6 +133,7 @@ def tried(fn, options):
 WRONG = {
     "card_check": [
         by_rank, always_the_first, by_node, by_text, the_number_alone, by_turns_of_two,
+        by_remainder,
     ],
     "row_check": [
         in_the_world, its_own, only_members_make_groups, in_the_first_row, neighbours,
@@ -148,7 +154,8 @@ def test_a_wrong_answer_is_rejected(lesson, name, fn):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "fn"), [("card_check", by_remainder), ("row_check", by_enumeration)]
+    ("name", "fn"),
+    [("card_check", counted_from_the_nodes_first_rank), ("row_check", by_enumeration)],
 )
 def test_another_right_answer_passes(lesson, name, fn):
     assert check(fn, **lesson[name] | labs.PATIENT).require()

@@ -44,7 +44,8 @@
     for (const cell of missing) await run(app, cellsOf(app).indexOf(cell));
   }
 
-  /* Run the answer, all cells down to its check, and the check. */
+  /* Run the answer, all cells down to its check, and the check. What passes is counted as progress,
+     so what was judged is saved: a browser that dies must not lose it. */
   async function check(app, { answer, check }) {
     const first = indexOf(app, answer);
     const last = indexOf(app, check);
@@ -52,6 +53,7 @@
     await prepare(app, cellsOf(app).slice(0, first).filter(cell => !isCheck(cell)));
     for (let index = first; index <= last; index++) await run(app, index);
     show(app, last);
+    await app.commands.execute('docmanager:save');
   }
 
   /* What can be unfolded below an answer, down to the next heading. */
@@ -165,6 +167,24 @@
     });
   }
 
+  /* A form that was answered is drawn anew, and the page would lose the keyboard with its button:
+     Shift-Enter would do nothing. The cell below the form gets it. */
+  function keepKeyboard({ content }) {
+    let answered; // the cell whose form had the keyboard
+    content.node.addEventListener('focusin', ({ target }) => {
+      const isForm = target.closest('.course-form');
+      answered = isForm ? content.widgets.find(cell => cell.node.contains(target)) : undefined;
+    });
+    const giveBack = () => {
+      if (!answered || document.activeElement !== document.body) return;
+      const below = content.widgets.indexOf(answered) + 1;
+      content.activeCellIndex = Math.min(below, content.widgets.length - 1);
+      answered = undefined;
+      content.activate();
+    };
+    new MutationObserver(giveBack).observe(content.node, { childList: true, subtree: true });
+  }
+
   /* Every notebook that is opened, the first time that it is in front. */
   function watchNotebooks(app) {
     const watched = new WeakSet();
@@ -174,6 +194,7 @@
         if (!isNotebook || watched.has(panel)) continue;
         watched.add(panel);
         holdBack(panel);
+        keepKeyboard(panel);
       }
     };
     app.shell.currentChanged.connect(watch);
