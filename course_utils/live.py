@@ -5,9 +5,11 @@ import html
 import json
 import math
 import mmap
+import struct
 import sys
 import time
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 from IPython import get_ipython
@@ -19,7 +21,7 @@ from course_utils.hang.wait_graph import WaitGraph
 from course_utils.launcher.language import _
 from course_utils.launcher.listener import Listener
 from course_utils.launcher.worker_handle import WorkerHandle
-from course_utils.pictures.curve import Points, curves, note
+from course_utils.pictures.curve import MOST_POINTS, Points, curves, note
 from course_utils.pictures.style import OKABE_ITO
 from course_utils.record.record import Record
 
@@ -27,7 +29,8 @@ _REDRAW_S = 0.12  # between two drawings
 _STILL_S = 5.0  # without a call, until it is said where all ranks are
 _ALONE_S = 1.0  # the same of a rank alone
 _RETURNED_S = 0.5  # the same where a rank has returned: whoever waits for it waits for ever
-_MEMORY_BYTES = 1 << 16  # for all that a rank reports
+_MEMORY_BYTES = 1 << 16  # for the last numbers that a rank reports; its curve stands behind them
+_CURVE_BYTES = 8 + 16 * MOST_POINTS  # how many points, then two numbers for each
 _MAX_CHARACTERS = 60  # of one word that a rank reports, and of the line that it printed last
 _GREY = "rgba(128,128,128,.3)"  # seen on white and on black
 _CARD = (
@@ -37,6 +40,7 @@ _CARD = (
 )
 _FIGURE_SPACE = "\u2007"  # as wide as a digit
 _reported: dict[str, Any] = {}  # what this rank has reported so far
+_curve: Points = []  # the steps and losses among that
 _memory: mmap.mmap | None = None  # where this rank reports; the kernel reads it as well
 
 
@@ -61,6 +65,10 @@ def report(**metrics: Any) -> None:
     line = json.dumps(_reported).encode() + b"\n"
     if len(line) <= _MEMORY_BYTES:
         _memory[: len(line)] = line
+    # All of the curve: the kernel looks eight times a second, and a first epoch may take less.
+    note(_curve, _reported)
+    points = struct.pack(f"q{2 * len(_curve)}d", len(_curve), *chain.from_iterable(_curve))
+    _memory[_MEMORY_BYTES : _MEMORY_BYTES + len(points)] = points
 
 
 def _read(memory: mmap.mmap) -> dict[str, Any]:
@@ -71,6 +79,13 @@ def _read(memory: mmap.mmap) -> dict[str, Any]:
     with contextlib.suppress(ValueError):  # the rank is just writing
         return json.loads(line)
     return {}
+
+
+def _read_curve(memory: mmap.mmap) -> Points:
+    """The steps and losses that a rank has reported so far."""
+    (count,) = struct.unpack_from("q", memory, _MEMORY_BYTES)
+    numbers = struct.unpack_from(f"{2 * count}d", memory, _MEMORY_BYTES + 8)
+    return list(zip(numbers[::2], numbers[1::2], strict=True))
 
 
 class Panel(Listener):
@@ -85,8 +100,7 @@ class Panel(Listener):
         """Make the memory that ranks report into, and show the panel."""
         self.started_s = time.monotonic()
         self.drawn_s = 0.0
-        self.memory = [mmap.mmap(-1, _MEMORY_BYTES) for _ in range(world_size)]
-        self.losses: list[Points] = [[] for _ in range(world_size)]
+        self.memory = [mmap.mmap(-1, _MEMORY_BYTES + _CURVE_BYTES) for _ in range(world_size)]
         self.text = f"Live panel of {world_size} ranks: run this cell to see it move."
         self.show()
 
@@ -110,11 +124,10 @@ class Panel(Listener):
             return
         self.drawn_s = now
         metrics_by_rank = [_read(memory) for memory in self.memory]
-        for points, metrics in zip(self.losses, metrics_by_rank, strict=True):
-            note(points, metrics)
+        losses = [_read_curve(memory) for memory in self.memory]
         unsettled = "stopped" if final else "running"
         seconds = now - self.started_s
-        drawn = render(workers, metrics_by_rank, seconds, unsettled, self.losses)
+        drawn = render(workers, metrics_by_rank, seconds, unsettled, losses)
         self.view.update(self._bundle(drawn), raw=True)
 
     def hide(self) -> None:

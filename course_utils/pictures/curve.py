@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from course_utils.pictures.style import OKABE_ITO
 
 Points = list[tuple[float, float]]  # a rank's steps and the numbers that it reported with them
-_MOST = 400  # points of a rank, at most
+MOST_POINTS = 400  # of a rank
 _DASHES = ("none", "7 3", "7 3 1 3", "1 3")  # a second cue beside the colour
 # Pixels: the whole chart, and where the axes stand in it.
 _WIDTH, _HEIGHT = 420, 130
@@ -40,12 +40,15 @@ def note(points: Points, metrics: dict[str, Any]) -> None:
         if step == last_step:
             return
     points.append((step, loss))
-    if len(points) > _MOST:
+    if len(points) > MOST_POINTS:
         del points[1:-1:2]
 
 
 def _is_finite(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
+    try:
+        return isinstance(value, int | float) and math.isfinite(value)
+    except OverflowError:  # a whole number that no float can hold
+        return False
 
 
 def curves(points_by_rank: Sequence[Points]) -> str:

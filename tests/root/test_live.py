@@ -1,10 +1,12 @@
 """The panel: it says where every rank is, and nothing that a rank reports can break a launch."""
 
 import math
+import mmap
 from html.parser import HTMLParser
 
 import pytest
 
+from course_utils import live
 from course_utils.launcher.worker_handle import WorkerHandle
 from course_utils.live import render
 from course_utils.pictures.curve import curves, note
@@ -85,3 +87,16 @@ def test_a_long_training_is_drawn_with_few_points_from_its_first_to_its_last():
         note(points, {"step": step, "loss": 1.0})
     assert len(points) <= 400
     assert (points[0][0], points[-1][0]) == (0, 9_999)
+
+
+def test_the_curve_has_the_first_steps_although_nobody_has_looked_meanwhile(monkeypatch):
+    monkeypatch.setattr(live, "_memory", mmap.mmap(-1, live._MEMORY_BYTES + live._CURVE_BYTES))
+    monkeypatch.setattr(live, "_reported", {})
+    monkeypatch.setattr(live, "_curve", [])
+    for step in range(1000):
+        live.report(step=step, loss=2.0 / (step + 1))
+    live.report(step=10**400, loss=0.0)  # no float can hold it
+    points = live._read_curve(live._memory)
+    assert points[0] == (0, 2.0)
+    assert points[-1] == (999, 0.002)
+    assert len(points) <= 400
