@@ -249,7 +249,7 @@ def _calls(trace: Trace, rank: int) -> str:
             "{count} x at {line} ({size} bytes)", count=counts[line], line=line, size=sizes[line]
         )
         calls.append(call)
-    return _("It calls {calls}.", calls=_("; ").join(calls))
+    return _("Its calls: {calls}.", calls=_("; ").join(calls))
 
 
 def _call(event: Event) -> str:

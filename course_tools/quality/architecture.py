@@ -110,7 +110,8 @@ NODES = {
     "pictures": 8500,  # each coordinate and mark has a name; what is wide stands in two rows
     "devices": 3060,
     # Hangs told from dumps, dry runs, a panel that comes by itself, silence that ends a launch.
-    PACKAGE: 66000,  # models that ranks have changed, or changed differently; a curve from its first step
+    # Models that ranks have changed, or changed differently; a curve from its first step.
+    PACKAGE: 66000,
     # Results as plain data; what an answer reaches beside its arguments: frames, memory, copies.
     JUDGE: 10650,  # what one line did has a name for each of its steps
     CLUSTER: 2150,

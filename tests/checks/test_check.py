@@ -257,7 +257,7 @@ def test_what_is_required_must_be_called_at_each_world_size_above_one():
 @pytest.mark.parametrize(
     ("budget", "said"),
     [
-        ({"sent_messages": 1}, "Rank 0 sends 2 messages; 1 are enough. It calls 2 x at answers"),
+        ({"sent_messages": 1}, "Rank 0 sends 2 messages; 1 are enough. Its calls: 2 x at answers"),
         ({"sent_bytes": 39}, "(2 ranks, 300 numbers in double precision)"),
         ({"finish_us": 20.01}, "µs on the modelled network; 20.01 µs are enough"),
     ],
