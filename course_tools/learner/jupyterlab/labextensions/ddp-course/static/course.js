@@ -1,6 +1,7 @@
 /* The course's own commands in JupyterLab: what the buttons of a lab do, what is held back until a
-   prediction is made, and what is told of newer originals. JupyterLab finds this as a federated extension; it is written by hand, so nothing has
-   to be built. Cells are known by their ids, which `course_tools.learner.buttons` writes down. */
+   prediction is made, and what is told of newer originals. JupyterLab finds this as a federated
+   extension; it is written by hand, so nothing has to be built. Cells are known by their ids, which
+   `course_tools.learner.buttons` writes down. */
 
 (() => {
   const cellsOf = app => app.shell.currentWidget.content.widgets;
