@@ -452,11 +452,12 @@ def _write(notebook: NotebookNode, path: Path) -> None:
     text = nbformat.writes(notebook)
     with path.open("x", encoding="utf-8") as file:  # never over a file that is there
         file.write(text + "\n")
-    _notary().sign(notebook)  # else Jupyter warns that it is not trusted
+    notary().sign(notebook)  # else Jupyter warns that it is not trusted
 
 
 @functools.cache
-def _notary() -> NotebookNotary:
+def notary() -> NotebookNotary:
+    """Who signs what this user trusts; its folder is made where Jupyter has never run."""
     # It could ask for its folder itself: by an application, which closes all handlers of logging.
     folder = jupyter_data_dir()
     os.makedirs(folder, mode=0o700, exist_ok=True)

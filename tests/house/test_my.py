@@ -90,7 +90,7 @@ def test_the_handlers_of_logging_stay_open(course, monkeypatch):
     """One of absl's, which Keras imports, closes its stream with it: the tests' own."""
     closed, handler = [], logging.StreamHandler()
     monkeypatch.setattr(handler, "close", lambda: closed.append(handler))
-    copies._notary.cache_clear()
+    copies.notary.cache_clear()
     workspace.main([], course)
     assert not closed
 

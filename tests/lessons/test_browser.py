@@ -21,8 +21,6 @@ from textwrap import dedent
 import nbformat
 import pytest
 import upstream
-from jupyter_core.paths import jupyter_data_dir
-from nbformat.sign import NotebookNotary
 
 from course_tools.learner import copies, workspace
 from course_tools.notebooks.cells import WIDGET_VIEW
@@ -189,7 +187,7 @@ def _rewrite(lesson: Path) -> None:
 def _write_signed(notebook: nbformat.NotebookNode, path: Path) -> None:
     """As a browser writes it: Lab asks before a button acts in a file that isn't signed."""
     nbformat.write(notebook, path)
-    NotebookNotary(data_dir=jupyter_data_dir()).sign(notebook)
+    copies.notary().sign(notebook)
 
 
 def _address(log: Path, server: subprocess.Popen) -> str:
@@ -528,7 +526,7 @@ def own_copies(tmp_path_factory):
 
 
 @pytest.fixture
-def own_page(own_copies, browser):
+def own_page(browser, own_copies):
     page = browser.new_page(viewport={"width": 1280, "height": 1000})
     page.set_default_timeout(PATIENCE_MS)
     yield page
