@@ -20,6 +20,8 @@ _MARK_HELP = (
     "ranks(*world_sizes, backend='auto', device='auto', nodes=1, timeout=None): "
     "run the test in so many real ranks, once for each of these numbers."
 )
+# Python 3.12 and later warn of each fork beside threads; here a rank touches none of theirs.
+_OF_FORKS = r"ignore:.* use of fork\(\) may lead:DeprecationWarning:course_utils\.launcher"
 _LARGEST_SEED = 10**6
 
 
@@ -33,6 +35,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Make the mark known, and draw a seed if none is given."""
     config.addinivalue_line("markers", _MARK_HELP)
+    config.addinivalue_line("filterwarnings", _OF_FORKS)
     if config.option.rank_seed is None:
         config.option.rank_seed = random.SystemRandom().randrange(_LARGEST_SEED)
 

@@ -39,8 +39,12 @@ def long_enough(seconds: float) -> float:
 
 
 def hung(launching: Callable[[float], object], timeout: float) -> WorkerTimeout:
-    """The error of a launch that hangs; with more time if a rank had not even begun its work."""
-    for seconds in (timeout, 10 * timeout):
+    """The error of a launch that hangs, after so many seconds on a quiet machine.
+
+    With ten times more if a rank had not even begun its work.
+    """
+    quiet_or_not = long_enough(timeout)
+    for seconds in (quiet_or_not, 10 * quiet_or_not):
         with pytest.raises(WorkerTimeout) as caught:
             launching(seconds)
         if "outside of your code" not in str(caught.value):

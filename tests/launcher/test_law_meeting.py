@@ -16,11 +16,12 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
+from deadline import long_enough
 from torch import nn
 from torch.utils.data import DataLoader
 
 from course_utils import WorkerError, launch
-from course_utils.launcher import rendezvous
+from course_utils.launcher import rendezvous, worker_group
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 linux = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
@@ -222,8 +223,9 @@ def test_law_3_a_port_of_its_own_that_is_taken_is_told_at_once():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells who listens")
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_law_3_whichever_rank_is_late_at_a_port_the_words_are_the_same(world_size):
+def test_law_3_whichever_rank_is_late_at_a_port_the_words_are_the_same(world_size, monkeypatch):
     port = a_free_port()
+    monkeypatch.setattr(worker_group, "_GRACE_S", long_enough(worker_group._GRACE_S))
 
     def all_are_rank_0(first: int) -> None:
         time.sleep(0 if int(os.environ["RANK"]) == first else 0.3)
