@@ -112,8 +112,9 @@ NODES = {
     # Hangs told from dumps, dry runs, a panel that comes by itself, silence that ends a launch.
     # Models that ranks have changed, or changed differently; a curve from its first step.
     PACKAGE: 66000,
-    # Results as plain data; what an answer reaches beside its arguments: frames, memory, copies.
-    JUDGE: 10650,  # what one line did has a name for each of its steps
+    # Results as plain data; what an answer reaches beside its arguments: frames, memory, copies;
+    # likely mistakes by their results, and what a rank was given that raises.
+    JUDGE: 11050,  # what one line did has a name for each of its steps
     CLUSTER: 2150,
     CHALLENGE: 4100,
     # By chapter: checks of what learners write, pictures, also of what they wrote, right or wrong,
