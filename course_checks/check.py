@@ -9,16 +9,16 @@ import contextlib
 import io
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from course_checks.attempt import Attempt, Run, attempt
 from course_checks.cases import CASES, Inputs
 from course_checks.edited import overtaken
-from course_checks.outcome import NOT_ATTEMPTED, PASSED, WRONG, Outcome, many, note
+from course_checks.outcome import NOT_ATTEMPTED, PASSED, WRONG, Outcome, Row, many, note
 from course_checks.rules import Budget, Rules
-from course_checks.verdict import judge
+from course_checks.verdict import judge, rows_of_failed
 from course_checks.watch import Watch
 from course_utils.hang.rules import LONG, OR_LONG
 from course_utils.launcher.errors import WorkerError, WorkerTimeout, not_done
@@ -52,6 +52,7 @@ def check(
     allow: Collection[str] = (),
     keep: Collection[str] = (),
     hide: Collection[Callable] = (),
+    mistakes: Mapping[str, Callable] | None = None,
     rtol: float | None = None,
     atol: float | None = None,
     backend: str | None = "gloo",
@@ -84,6 +85,8 @@ def check(
         keep: What is to be left as it was as well: "random numbers".
         hide: Functions that an answer cannot call, as it cannot call `spec`, such as those that
             `spec` is made of.
+        mistakes: Specifications of what likely mistakes lead to, by the sentences that name them.
+            If results are wrong and are those of one of these, the outcome says its sentence.
         rtol: Relative tolerance for floating-point numbers; by default that of their dtype.
         atol: Absolute tolerance, likewise.
         backend: As for `launch`. With None the answer makes the group, in a launch for each case.
@@ -99,7 +102,8 @@ def check(
     Raises:
         ValueError: The exercise itself cannot be right; the message is for whoever wrote it.
     """
-    rules = Rules(forbid, require, budget, network, (rtol, atol), allow, keep, work, hide)
+    mistakes = mistakes or {}
+    rules = Rules(forbid, require, budget, network, (rtol, atol), allow, keep, work, hide, mistakes)
     sizes = sorted(world_sizes)
     name = getattr(fn, "__name__", "answer")
     if not sizes or not cases:
@@ -180,7 +184,7 @@ def _outcome(attempts: list[Attempt], judging: Callable) -> Outcome:
     succeeded = [done for done in attempts if not done.error]
     if succeeded:
         try:
-            outcome = _judged(judging, succeeded)
+            outcome = _in_a_process(judging, succeeded)
         except WorkerError as error:
             _refuse_misuse(error)
             message = _("Its results and calls cannot be judged: {error}", error=error)
@@ -188,7 +192,8 @@ def _outcome(attempts: list[Attempt], judging: Callable) -> Outcome:
         if outcome is not None:
             return outcome
     if last.error:
-        return last.wrong(last.reached, _message(last))
+        rows = _rows_of_failed(last, judging)
+        return last.wrong(last.reached, _message(last), rows)
     return _passed(attempts)
 
 
@@ -203,12 +208,24 @@ def _passed(attempts: list[Attempt]) -> Outcome:
     return Outcome(attempts[-1].name, PASSED, many(sizes), traces=traces)
 
 
-def _judged(judging: Callable, attempts: list[Attempt]) -> Outcome | None:
-    """What the judge says, in a process of its own."""
+def _in_a_process(judging: Callable, judged: Any) -> Any:
+    """What the judge says of attempts, in a process of its own."""
     options = {"world_size": 1, "timeout": _JUDGE_S, "listeners": [ScaledTimeout(_JUDGE_S)]}
     with contextlib.redirect_stdout(io.StringIO()):
-        results = launch(judging, attempts, **options)
+        results = launch(judging, judged, **options)
     return results[0]
+
+
+def _rows_of_failed(failed: Attempt, judging: Callable) -> list[Row]:
+    """What ranks were given when one of them failed, read in a process of its own."""
+    reading = partial(
+        rows_of_failed, inputs=judging.keywords["inputs"], spec=judging.keywords["spec"]
+    )
+    try:
+        return _in_a_process(reading, failed)
+    except WorkerError as error:
+        _refuse_misuse(error)
+        return []
 
 
 def _headline(error: WorkerError) -> str:

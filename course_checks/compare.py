@@ -3,12 +3,13 @@
 import math
 import re
 import tempfile
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence, Sized
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves
+from torch.utils.data import Dataset
 
 from course_utils.launcher.language import _
 
@@ -308,6 +309,8 @@ def _text(value: Any) -> str:
     if isinstance(value, torch.nn.Module):
         count = sum(parameter.numel() for parameter in value.parameters())
         return _("a {kind} of {count} numbers", kind=type(value).__name__, count=count)
+    if isinstance(value, Dataset) and isinstance(value, Sized):
+        return _("a {kind} of {count} items", kind=type(value).__name__, count=len(value))
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, dict):

@@ -74,10 +74,12 @@ class Outcome:
         """The failing case as text, with an arrow before each wrong rank."""
         if not self.rows:
             return ""
-        lines = [_head()]
+        head = _head(self.rows)
+        lines = [head]
         marks = [" "]
         for rank, row in enumerate(self.rows):
-            lines.append([str(rank), row.given, row.wanted, row.got])
+            cells = [str(rank), row.given, row.wanted, row.got]
+            lines.append(cells[: len(head)])
             marks.append("→" if row.wrong else " ")
         widths = []
         for column in zip(*lines, strict=True):
@@ -116,16 +118,22 @@ class Outcome:
 
     def _table_as_html(self) -> str:
         page = '<table style="margin:6px 0"><tr>'
-        for name in _head():
+        head = _head(self.rows)
+        for name in head:
             page += f'<th style="{_CELL}">{name}</th>'
         page += "</tr>"
         for rank, row in enumerate(self.rows):
-            page += _row(rank, row)
+            page += _row(rank, row, len(head))
         return page + "</table>"
 
 
-def _head() -> list[str]:
-    return [_(name) for name in _HEAD]
+def _head(rows: Sequence[Row]) -> list[str]:
+    """The names of the columns; where a rank has failed, no rank got anything."""
+    is_got = any(row.got for row in rows)
+    names = [_(name) for name in _HEAD]
+    if not is_got:
+        names.pop()
+    return names
 
 
 def _paragraph(text: str) -> str:
@@ -135,14 +143,15 @@ def _paragraph(text: str) -> str:
     return f'<div style="white-space:pre-wrap;{font}">{html.escape(text)}</div>'
 
 
-def _row(rank: int, row: Row) -> str:
+def _row(rank: int, row: Row, columns: int) -> str:
     style = ""
     arrow = ""
     if row.wrong:
         style = f"background:{_COLOURS[WRONG]}22;"
         arrow = "→ "
     page = f'<tr style="{style}"><td style="{_CELL}">{arrow}{rank}</td>'
-    for text in (row.given, row.wanted, row.got):
+    texts = (row.given, row.wanted, row.got)
+    for text in texts[: columns - 1]:
         page += f'<td style="{_CELL}{_MONO}">{html.escape(text)}</td>'
     return page + "</tr>"
 

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from course_checks.cases import Misuse
@@ -43,6 +43,7 @@ class Rules:
     keep: Collection[str] = ()
     work: float | Callable[[int, Any], float] | None = None
     hide: Collection[Callable] = ()
+    mistakes: Mapping[str, Callable] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for option, known in WORDS.items():

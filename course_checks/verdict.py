@@ -47,6 +47,27 @@ def judge(attempts: list[Attempt], inputs: Inputs, spec: Callable, rules: Rules)
     return None
 
 
+def rows_of_failed(failed: Attempt, inputs: Inputs, spec: Callable) -> list[Row]:
+    """What ranks were given in the run that raised or hung, and what was wanted of them.
+
+    Empty if a rank has ended before it said what its numbers were drawn from.
+    """
+    if len(failed.secrets) < failed.world_size:
+        return []
+    run = failed.runs[failed.reached]
+    by_rank = _draw_again(failed, run, inputs)
+    rows = []
+    for arguments in by_rank:
+        rows.append(Row(", ".join(map(brief, arguments)), "", "", False))
+    wanted = _wanted(spec, by_rank, run.case)  # this may change what was given
+    for rank, output in enumerate(wanted):
+        rows[rank] = rows[rank]._replace(wanted=brief(output))
+    for failure in failed.error.failures:
+        if not failure.echo:  # it complains of no other rank
+            rows[failure.rank] = rows[failure.rank]._replace(wrong=True)
+    return rows
+
+
 def _draw_again(attempt: Attempt, run: Run, inputs: Inputs) -> list[tuple]:
     """The arguments that the ranks had in a run."""
     world_size = attempt.world_size
@@ -111,7 +132,8 @@ def _judge_run(
         )
         return attempt.wrong(number, message)
     if any(differences):
-        return _wrong_results(attempt, number, given, wanted, got, differences)
+        mistake = _mistake(attempt, run, inputs, rules, got)
+        return _wrong_results(attempt, number, given, wanted, got, differences, mistake)
     for report in reports:
         if report.seen:
             return attempt.wrong(number, report.seen)
@@ -129,6 +151,7 @@ def _wrong_results(
     wanted: list[Any],
     got: list[Any],
     differences: list[str | None],
+    mistake: str,
 ) -> Outcome:
     """The outcome of a run in which some rank has not returned what is wanted."""
     wrong = [rank for rank, differs in enumerate(differences) if differs]
@@ -143,12 +166,27 @@ def _wrong_results(
     if len(wrong) > 1:
         all_wrong = _("{ranks} are wrong.", ranks=ranks(wrong))
         parts.append(capitalized(all_wrong))
+    parts.append(mistake)
     parts.append(_("Rank {rank}: {difference}.", rank=first, difference=first_difference))
     parts.append(_hint(wanted, got, wrong))
     if attempt.runs[number].fresh:
         parts.append(_(_ON_FRESH))
     parts.append(_calls(attempt.traces[number], first))
     return attempt.wrong(number, sentences(*parts), rows)
+
+
+def _mistake(attempt: Attempt, run: Run, inputs: Inputs, rules: Rules, got: list[Any]) -> str:
+    """The sentence on a likely mistake that leads to just these results; empty if none does."""
+    for sentence, mistaken_spec in rules.mistakes.items():
+        arguments = _draw_again(attempt, run, inputs)  # the specification may have changed them
+        dtypes = dtypes_of(arguments)
+        mistaken = _wanted(mistaken_spec, arguments, run.case)
+        differences = []
+        for pair in zip(mistaken, got, strict=True):
+            differences.append(difference(*pair, rules.tolerance, dtypes))
+        if not any(differences):
+            return _(sentence)
+    return ""
 
 
 def _hint(wanted: list[Any], got: list[Any], wrong: list[int]) -> str:

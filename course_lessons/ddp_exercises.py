@@ -20,8 +20,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from course_material.digits import digits
+from course_utils.launcher.language import N_
 
 Weights = dict[str, torch.Tensor]
+_MOST_RANKS = 4  # that the six lines are tried on
 DIGITS = 48  # divisible by every world size that is tried
 SLOW_SAVE_S = 0.2  # long enough for a rank that doesn't wait to look for the file too early
 
@@ -49,6 +51,9 @@ def by_weights(train: Callable[..., nn.Module]) -> Callable[..., Weights]:
         network = train(model, data, global_batch, epochs)
         if not isinstance(network, nn.Module):
             raise TypeError(f"train returned {network!r:.40}. Return the trained network.")
+        is_wrapped = isinstance(network, DistributedDataParallel)
+        if is_wrapped and dist.get_world_size() < _MOST_RANKS:
+            network = network.module  # the wrapper is told of last, when all else is right
         return dict(network.state_dict())
 
     return trained
@@ -58,9 +63,15 @@ def in_one_process(model: nn.Module, data: TensorDataset, global_batch: int, epo
     """Train on all the data, in the order in which the samplers of all ranks deal it out."""
     sampler = DistributedSampler(data, num_replicas=1, rank=0)
     loader = DataLoader(data, batch_size=global_batch, sampler=sampler)
+    _train_on(model, loader, epochs, sampler.set_epoch)
+
+
+def _train_on(
+    model: nn.Module, loader: DataLoader, epochs: int, before_epoch: Callable[[int], None]
+) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
     for epoch in range(epochs):
-        sampler.set_epoch(epoch)
+        before_epoch(epoch)
         for images, labels in loader:
             optimizer.zero_grad()
             cross_entropy(model(images), labels).backward()
@@ -77,6 +88,71 @@ def _six_lines_spec(
     return [dict(models[0].state_dict())] * len(models)
 
 
+# What comes of four mistakes that raise no error. Each has the lists of the specification.
+
+
+def _same_order_again(
+    models: Sequence[nn.Module],
+    datasets: Sequence[TensorDataset],
+    global_batches: Sequence[int],
+    epoch_counts: Sequence[int],
+) -> list[Weights]:
+    sampler = DistributedSampler(datasets[0], num_replicas=1, rank=0)
+    loader = DataLoader(datasets[0], batch_size=global_batches[0], sampler=sampler)
+    _train_on(models[0], loader, epoch_counts[0], lambda epoch: None)
+    return [dict(models[0].state_dict())] * len(models)
+
+
+def _batch_not_divided(
+    models: Sequence[nn.Module],
+    datasets: Sequence[TensorDataset],
+    global_batches: Sequence[int],
+    epoch_counts: Sequence[int],
+) -> list[Weights]:
+    of_all_ranks = [global_batches[0] * len(models)]
+    return _six_lines_spec(models, datasets, of_all_ranks, epoch_counts)
+
+
+def _each_alone(
+    models: Sequence[nn.Module],
+    datasets: Sequence[TensorDataset],
+    global_batches: Sequence[int],
+    epoch_counts: Sequence[int],
+) -> list[Weights]:
+    world_size = len(models)
+    for rank, model in enumerate(models):
+        sampler = DistributedSampler(datasets[rank], num_replicas=world_size, rank=rank)
+        local_batch = global_batches[rank] // world_size
+        loader = DataLoader(datasets[rank], batch_size=local_batch, sampler=sampler)
+        _train_on(model, loader, epoch_counts[rank], sampler.set_epoch)
+    return [dict(model.state_dict()) for model in models]
+
+
+def _in_its_wrapper(*lists: Any) -> list[Weights]:
+    renamed = []
+    for weights in _six_lines_spec(*lists):
+        renamed.append({f"module.{name}": tensor for name, tensor in weights.items()})
+    return renamed
+
+
+_MISTAKES = {
+    N_(
+        "These are the weights of a training that reads the digits in the same order in every "
+        "epoch: tell the sampler each epoch before it begins, by `set_epoch(epoch)`."
+    ): _same_order_again,
+    N_(
+        "These are the weights of global batches that are as many times too large as there are "
+        "ranks: each rank takes its share of the global batch."
+    ): _batch_not_divided,
+    N_(
+        "These are the weights of ranks that train alone, each on its own digits: who averages the "
+        "gradients?"
+    ): _each_alone,
+    N_(
+        "The weights are right, but what is returned is the wrapper, which puts `module.` before "
+        "each name: return the network inside, `model.module`."
+    ): _in_its_wrapper,
+}
 _LENGTHS = {"1 epoch, batches of 12": (12, 1), "3 epochs, batches of 24": (24, 3)}
 
 
@@ -89,9 +165,10 @@ SIX_LINES = {
     "spec": _six_lines_spec,
     "inputs": _six_lines_inputs,
     "cases": tuple(_LENGTHS),
-    "world_sizes": (1, 2, 3, 4),
+    "world_sizes": (1, 2, 3, _MOST_RANKS),
     "work": 1.5,  # a rank computes its share, not the whole batch
     "hide": (in_one_process,),
+    "mistakes": _MISTAKES,
     "rtol": 1e-6,
 }
 

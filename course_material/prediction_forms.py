@@ -20,6 +20,10 @@ _SETTLED = "course-form"
 _OPEN = "course-form course-open"
 NO_ANSWER = ...  # what stands in a cell until the learner has written an answer
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+")  # as measurements are printed: 203,530
+# A number that is no part of a word or of a longer number, such as in `400 keys`.
+_NUMBER = re.compile(
+    r"(?<![\w.,])[+-]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:[eE][+-]?\d+)?(?![\d.,]*\d)"
+)
 
 
 def a_person_looks() -> bool:
@@ -90,6 +94,7 @@ def _anew(inputs: list[Any]) -> Any:
     from ipywidgets import HBox, Layout
 
     anew = _plain_button("answer anew")
+    anew.add_class("course-anew")  # so that the page gives the keyboard to what takes its place
     place = HBox([anew], layout=Layout(flex_flow="row wrap"))
 
     def show_inputs(_: Any) -> None:
@@ -168,6 +173,14 @@ def parsed(text: str) -> Any:
         return text.strip()
 
 
+def number_in(text: str) -> Any:
+    """The number in a text that has one, such as `400 keys`; else the text."""
+    numbers = _NUMBER.findall(text)
+    if len(numbers) != 1:
+        return text
+    return parsed(numbers[0].replace(",", ""))
+
+
 def _show(inputs: list[Any], result: Any, question: str) -> Any:
     """Display a form: a widget whose `keep(text)` says what is left of it in a saved notebook.
 
@@ -207,8 +220,20 @@ def link_to(question: str) -> str:
     return f'<a href="#{anchor(question)}">{html.escape(question)}</a>'
 
 
-def show_text(text: str, as_html: str) -> None:
-    """Show a text, with links where the page can follow them."""
+def show_text(text: str, as_html: str) -> Callable[[str, str], None]:
+    """Show a text, with links where the page can follow them.
+
+    Returns:
+        What puts a new text and its HTML into the place of these.
+    """
     from IPython.display import display
 
-    display({"text/plain": text, "text/html": f"<pre>{as_html}</pre>"}, raw=True)
+    def data(text: str, as_html: str) -> dict[str, str]:
+        return {"text/plain": text, "text/html": f"<pre>{as_html}</pre>"}
+
+    shown = display(data(text, as_html), raw=True, display_id=True)
+
+    def show_again(text: str, as_html: str) -> None:
+        shown.update(data(text, as_html), raw=True)
+
+    return show_again

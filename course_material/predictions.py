@@ -77,6 +77,8 @@ class Prediction:
         if self.answer is NO_ANSWER:
             return f"{shown} (no prediction)"
         predicted = _many(self.answer)
+        if _is_number(value) and isinstance(self.answer, str):
+            predicted = [prediction_forms.number_in(self.answer)]  # such as in "400 keys"
         if isinstance(value, set):
             matches = [_is_in(number, predicted, within) for number in measured]
         else:
@@ -124,7 +126,25 @@ def predict(question: str = "", answer: Any = NO_ANSWER, choices: Sequence[Any] 
 def _show_score() -> None:
     if not prediction_forms.a_person_looks():
         return print(_score(str))
-    prediction_forms.show_text(_score(str), _score(prediction_forms.link_to))
+
+    def score_and_open() -> tuple[str, str]:
+        texts = []
+        for name in (str, prediction_forms.link_to):
+            texts.append("\n".join([_score(name), *_open(name)]))
+        return texts[0], texts[1]
+
+    show_again = prediction_forms.show_text(*score_and_open())
+    for prediction in _asked.values():
+        prediction.when_settled(lambda: show_again(*score_and_open()))
+
+
+def _open(name: Callable[[str], str]) -> list[str]:
+    """Lines with what has not been measured next to an answer; none if all has."""
+    lines = []
+    for prediction in _asked.values():
+        if prediction.right is None:
+            lines.append(f"  {name(prediction.question)}")
+    return ["Open:", *lines] if lines else []
 
 
 def _score(name: Callable[[str], str]) -> str:

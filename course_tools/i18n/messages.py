@@ -19,7 +19,7 @@ from course_tools.i18n import catalogues
 NAME = "messages"
 CATALOGUE = f"source/zh/{NAME}.po"
 COMPILED = "course_utils/locale/zh_CN/LC_MESSAGES/course.mo"
-_PACKAGES = ("course_utils", "course_checks", "course_testing")
+_PACKAGES = ("course_utils", "course_checks", "course_lessons", "course_testing")
 _MARKED_BY = {"_": None, "N_": None, "ngettext": (1, 2), "plural": (1, 2)}
 
 Id = str | tuple[str, str]  # a message, or its forms for one and for many

@@ -112,8 +112,9 @@ NODES = {
     # Hangs told from dumps, dry runs, a panel that comes by itself, silence that ends a launch.
     # Models that ranks have changed, or changed differently; a curve from its first step.
     PACKAGE: 66000,
-    # Results as plain data; what an answer reaches beside its arguments: frames, memory, copies.
-    JUDGE: 10650,  # what one line did has a name for each of its steps
+    # Results as plain data; what an answer reaches beside its arguments: frames, memory, copies;
+    # likely mistakes by their results, and what a rank was given that raises.
+    JUDGE: 11050,  # what one line did has a name for each of its steps
     CLUSTER: 2150,
     CHALLENGE: 4100,
     # By chapter: checks of what learners write, pictures, also of what they wrote, right or wrong,
@@ -124,8 +125,8 @@ NODES = {
     MUSEUM: 2250,
     # Hangs beside torchfrtrace, the buttons of a lab, what changed in an original, a count of labs,
     # README's pictures, what a wheel has elsewhere than a checkout, a page with plans, what to do
-    # where an installation, a download or a first cell went wrong.
-    TOOLS: 56500,
+    # where an installation, a download or a first cell went wrong, what the page says to a learner.
+    TOOLS: 56600,
 }
 
 

@@ -98,7 +98,7 @@ _BY_WORDS = {  # a pattern of the headline: the reason
         "rank's number within a group, write group_src= or group_dst="
     ),
     r"Expected parameter `\w+` of type torch.Tensor": N_(
-        "a collective works on tensors: make one of the number, such as torch.tensor([3.5])"
+        "a collective works on tensors: make one of the number, such as torch.tensor(number)"
     ),
     r"Options, arg0: \S*ReduceOp\)": N_("op= takes an operation such as dist.ReduceOp.SUM"),
     r"unexpected pos \d+ vs \d+|No space left on device|failed writing file": N_(

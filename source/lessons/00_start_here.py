@@ -338,9 +338,7 @@ chapter_00.draw_misread(testing, models)
 runs = {"rank 0 of 2": results[0], "rank 1 of 2": results[1], "one rank alone": alone}
 losses = {name: run["losses"] for name, run in runs.items()}
 figure = chapter_00.losses(losses, steps_per_epoch=23)
-show(
-    figure, "All losses fall from above 1 to below 0.05; one rank alone lies between the other two."
-)
+show(figure, "The losses, step by step.")
 
 # %% [markdown]
 # ## When a worker fails

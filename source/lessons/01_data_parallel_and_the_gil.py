@@ -278,7 +278,7 @@ logits = bytes_of["gather logits"]
 times_more.measured(logits[0] / logits[3], within=0.05)
 
 # %%
-show(device_zero.bars(bytes_of), "Gathered logits pile up on device 0; gathered losses don't.")
+show(device_zero.bars(bytes_of), "What each device holds.")
 
 # %% [markdown]
 # Device 3 has its own logits, 2.6 MB. Device 0 has those, all four gathered (10.2 MB), and as much again that the loss keeps: nine times as much.
@@ -350,10 +350,7 @@ chapter_01_pictures.draw_gradients(in_processes)
 # DDP on two A100 (from Meta's [Holistic Trace Analysis](https://github.com/facebookresearch/HolisticTraceAnalysis)).
 
 # %%
-show(
-    device_zero.one_gpu_is_fed(),
-    "20 ms of training: the GPU is mostly idle, waiting for the next launch.",
-)
+show(device_zero.one_gpu_is_fed(), "20 ms of training on one GPU.")
 
 # %% [markdown]
 # The GPU isn't slow; it's waiting. Most launches began only after the previous kernel had finished. (The profiler slows the host down as

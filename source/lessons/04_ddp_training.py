@@ -349,7 +349,7 @@ curves = {
 }
 for name, curve in curves.items():
     print(f"after 20 steps, {name}: {format_difference(curve[-1])}")
-show(chapter_04.distances(curves), "The ranks stay equal; one process agrees up to rounding.")
+show(chapter_04.distances(curves), "Three distances, step by step.")
 
 # %% [markdown]
 # Between the ranks the difference is **exactly 0 after every step**. To the single process it's rounding, and no more: the mean of two
@@ -513,7 +513,7 @@ diary = launch(watch)[0]
 for line in " ".join(diary).replace(" bucket", "\n  -> bucket").split("backward ")[1:]:
     print("backward:", line.strip())
 second_backward = diary[diary.index("backward", 1) + 1 :]
-show(chapter_04.buckets(second_backward), "Two of three buckets leave before the last gradient.")
+show(chapter_04.buckets(second_backward), "When each bucket leaves.")
 
 # %% [markdown]
 # The first backward is DDP's rehearsal: one bucket with everything, sent at the end, while it notes in which order the gradients come,
@@ -861,7 +861,7 @@ continued = launch(train_on, path, 4, backend="gloo")
 for rank in range(2):
     difference = (undisturbed[rank]["weights"] - continued[rank]["weights"]).abs().max()
     print(f"rank {rank}: the weights differ by {format_difference(difference)}")
-show(chapter_04.resumed(undisturbed, stopped, continued, 30), "Two pieces lie on one whole.")
+show(chapter_04.resumed(undisturbed, stopped, continued, 30), "One run whole, one in pieces.")
 
 # %% [markdown]
 # They're the same, to the last bit, on both ranks. And the file? A plain network reads it, in this notebook, without DDP, because `save_all` took the state
@@ -995,7 +995,7 @@ for name in ("autocast", "autocast and hook"):
     difference = (run[0]["weights"] - run[1]["weights"]).abs().max()
     print(f"{name}: the ranks differ by {format_difference(difference)}")
 print(*(f"{name}: {tensor.dtype}" for name, tensor in run[0].items()), sep="\n")
-show(chapter_04.cost_bars(cost), "Only the hook halves the bytes.")
+show(chapter_04.cost_bars(cost), "Calls and bytes per step.")
 
 # %% [markdown]
 # The weights, and so their gradients, stay float32: autocast alone sends as much as before. To halve the messages, you have to send the gradients themselves

@@ -192,10 +192,7 @@ counts = [64, 128, 256, 512, 1024]
 totals = {"one after the other": [one_after_the_other(ranks) for ranks in counts]}
 totals["in pairs"] = [in_pairs(ranks) for ranks in counts]
 print(totals)
-show(
-    chapter_15.ones(totals, counts),
-    "One after the other, the total stops at 256; in pairs it doesn't.",
-)
+show(chapter_15.ones(totals, counts), "The total, added in two ways.")
 
 # %% [markdown]
 # At 256, a 1 is rounded away. A ring adds one after the other, so with many ranks add in float32, or in pairs.

@@ -54,6 +54,16 @@ def summed(fn, **options):
     return check(fn, **(exercise | options))
 
 
+@pytest.mark.parametrize("fn", [answers.crashes_on_rank_1, answers.waits_for_ever])
+def test_a_case_that_raises_or_hangs_shows_what_was_given_and_wanted(fn):
+    outcome = summed(fn, timeout=4.0)
+    assert all(row.given and row.wanted for row in outcome.rows)
+    _headline, table, *_message = str(outcome).split("\n\n")
+    head = table.splitlines()[0]
+    assert head.split() == ["rank", "given", "wanted"]  # nothing was got
+    assert outcome._repr_html_().count("<th") == 3
+
+
 @pytest.mark.parametrize(("fn", "said"), WRONG.items(), ids=[fn.__name__ for fn in WRONG])
 def test_a_wrong_answer_is_told_and_raises_nothing(fn, said):
     forbid = () if fn is answers.sums_a_strided_view else ("all_reduce",)

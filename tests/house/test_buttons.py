@@ -11,7 +11,9 @@ import pytest
 from course_tools import ROOT
 from course_tools.learner import copies
 from course_tools.learner.buttons import WORDS, add_buttons
+from course_tools.learner.jupyterlab import course_newer
 
+JUPYTERLAB = ROOT / "course_tools/learner/jupyterlab"
 LABS = sorted((ROOT / "exercises").glob("[0-9]*.ipynb"))
 ARGS = re.compile(r'command="course:(\w+)" data-commandlinker-args="([^"]*)"')
 
@@ -74,3 +76,15 @@ def test_where_learners_have_no_solutions_there_is_no_button_for_one():
 
 def test_the_words_are_there_in_both_languages():
     assert len(WORDS[""]) == len(WORDS["zh"])
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_the_page_finds_every_word_that_it_says_and_none_is_cut(language):
+    said = course_newer.said({"COURSE_LANG": language})
+    page = (JUPYTERLAB / "labextensions/ddp-course/static/course.js").read_text()
+    asked = set(re.findall(r"words\('(\w+)'\)", page)) - {"courseNewer"}
+    assert asked == said.keys()
+    missing = said["courseMissing"].format(
+        name="by_weights", heading="One model, or two that look?"
+    )
+    assert len(missing) < 140  # where JupyterLab cuts a notice

@@ -10,6 +10,7 @@ import pytest
 from warm_kernels import warm
 
 from course_tools.learner import progress
+from course_utils import check
 
 
 @pytest.mark.slow
@@ -80,3 +81,14 @@ def test_the_overview_counts_what_passes_in_a_learners_own_labs(tmp_path, monkey
     count = len(labs.answers(slug)["RIGHT"])
     assert f"{count} of {count} exercises pass" in capsys.readouterr().out
     assert progress.main(["no such lab"]) == 1
+
+
+def test_the_first_case_of_a_grid_makes_a_table_that_fits_the_page(monkeypatch):
+    exercise = labs.exercises("02_process_groups", monkeypatch)["grid_sums"]
+    outcome = check(answer_of_no_sums, **exercise.options)
+    table = str(outcome).split("\n\n")[1]
+    assert max(map(len, table.splitlines())) < 100
+
+
+def answer_of_no_sums(tensor, columns):
+    return tensor, tensor

@@ -478,6 +478,22 @@ def _fresh_takes_the_answers_along(course: Path, own: Path, environment: dict[st
 
 ASKS, EXPERIMENT, RAISES, GOES_ON = range(1, 5)  # code cells of a lesson with one question
 ASKING, ASKING_TOO = "lesson_03_asks.ipynb", "lesson_04_asks.ipynb"  # each keeps its own answers
+MIDDLE = "lesson_05_middle.ipynb"  # in which one may begin in the middle
+LESSON_TO_BEGIN_IN = [
+    "## 1 · The sum",
+    """
+    import torch
+    import torch.distributed as dist
+    from course_utils import check
+    def total(tensor):
+        dist.all_reduce(tensor)
+        return tensor""",
+    "## 2 · Judged",
+    """
+    check(total, spec=lambda xs: [sum(xs)] * len(xs), inputs=lambda *_: torch.ones(2), cases=(1,),
+          world_sizes=(1, 2))""",
+    "print('drawn of', total.__name__)",
+]
 LESSON_THAT_ASKS = [
     "from course_utils import predict",
     'guilty = predict("the guilty rank is", ..., choices=(1, 2))',
@@ -516,6 +532,14 @@ def own_copies(tmp_path_factory):
     lesson.cells.insert(GOES_ON, nbformat.v4.new_markdown_cell("It was rank 2."))
     for name in (ASKING, ASKING_TOO):
         _write_signed(lesson, folder / name)
+    middle = nbformat.v4.new_notebook(metadata={"kernelspec": kernel})
+    for source in LESSON_TO_BEGIN_IN:
+        is_heading = source.startswith("#")
+        kind = nbformat.v4.new_markdown_cell if is_heading else nbformat.v4.new_code_cell
+        middle.cells.append(kind(dedent(source).strip()))
+    middle.cells.append(nbformat.v4.new_code_cell(f"long = {'-' * 200}1"))
+    middle.cells[-1].metadata["jupyter"] = {"source_hidden": True}
+    _write_signed(middle, folder / MIDDLE)
     lab = copies.copied(ROOT / "exercises" / "02_process_groups.ipynb", ROOT, folder)
     for cell in lab.cells:
         if cell.source.startswith("def rank_of("):
@@ -571,6 +595,11 @@ def test_a_prediction_is_taken_up_again_after_a_restart(own_copies, own_page):
     shown.nth(ASKS).get_by_role("button", name="answer anew").wait_for()
     shown.nth(RAISES).get_by_text("the guilty rank is: 2; predicted 1: not so").wait_for()
     shown.nth(EXPERIMENT).get_by_text("rank 2 has not called").wait_for()
+    shown.nth(ASKS).get_by_role("button", name="answer anew").click()
+    _until(
+        page, "() => document.activeElement.matches('.course-form button:not(.course-anew)')", 30
+    )
+    assert page.evaluate("() => document.activeElement.innerText") == "1"
     assert page.get_by_role("button", name="just show me").count() == 0
 
 
@@ -584,6 +613,96 @@ def test_check_in_a_new_kernel_runs_what_it_needs_first_and_shows_no_error(own_c
     page.get_by_text("✓ passed: rank_of").first.wait_for()
     assert page.evaluate("() => window.nameErrors") == 0
     _until(page, "() => !window.jupyterapp.shell.currentWidget.context.model.dirty", 30)  # saved
+
+
+RUN_ONE = """async index => {
+    const {commands, shell} = window.jupyterapp;
+    shell.currentWidget.content.activeCellIndex = index;
+    await commands.execute('notebook:run-cell');
+}"""
+LETTERS = """() => {
+    const line = [...document.querySelectorAll('.jp-OutputArea-output pre')].at(-1);
+    const ruler = line.appendChild(document.createElement('span'));
+    ruler.textContent = 'x'.repeat(10);
+    return 10 * line.clientWidth / ruler.getBoundingClientRect().width;
+}"""
+IS_AS_WIDE_AS_THE_PAGE = """() => {
+    const page = document.querySelector('.jp-WindowedPanel-outer');
+    return page.scrollWidth <= page.clientWidth;
+}"""
+SCROLLED = "() => document.querySelector('.jp-WindowedPanel-outer').scrollTop"
+
+
+def test_an_explanation_is_held_back_before_its_question_is_asked(own_copies, own_page):
+    page = own_page
+    _open(page, own_copies, ASKING)
+    _until(page, READY, 120)
+    page.evaluate(RUN_ONE, GOES_ON)  # as Run All Above does at once, before the kernel is there
+    page.locator(".jp-RenderedMarkdown p").wait_for(state="hidden")
+    page.locator(".jp-MarkdownCell.course-held").wait_for()
+
+
+def test_who_begins_in_the_middle_is_told_what_is_missing_and_what_to_click(own_copies, own_page):
+    page = own_page
+    _open(page, own_copies, MIDDLE)
+    _until(page, READY, 120)
+    page.evaluate(RUN_ONE, 4)
+    told = page.locator(".Toastify__toast")
+    told.get_by_text("total comes from a cell further up").wait_for()
+    assert "“1 · The sum”" in told.inner_text()
+    assert "Run All Above Selected Cell" in told.inner_text()
+    told.get_by_role("button", name="Run what it needs").click()
+    page.get_by_text("drawn of total").first.wait_for()
+
+
+def test_below_a_check_that_runs_again_a_picture_is_of_the_answer_before(own_copies, own_page):
+    page = own_page
+    _open(page, own_copies, MIDDLE)
+    _until(page, READY, 120)
+    _run(page, Path(MIDDLE).stem)
+    assert page.evaluate(IS_AS_WIDE_AS_THE_PAGE)  # a folded cell with a long first line as well
+    assert page.evaluate(LETTERS) >= 100  # of a row of a hang report, beside the list of files
+    outdated = page.locator(".course-outdated")
+    assert outdated.count() == 0
+    page.evaluate(RUN_ONE, 3)
+    outdated.get_by_text("drawn of total").wait_for()
+    assert outdated.count() == 1
+    page.evaluate(RUN_ONE, 4)
+    _until(page, "() => !document.querySelector('.course-outdated')", 60)
+
+
+def test_after_the_last_hint_our_answer_is_offered_and_can_be_closed(own_copies, own_page):
+    page = own_page
+    _open(page, own_copies, LAB)
+    _until(page, READY, 120)
+    hint = page.get_by_role("button", name="Hint", exact=True).nth(1)  # of rank_of
+    for _ in range(3):
+        hint.click()
+    assert page.get_by_text("There are no more hints.").count() == 0
+    hint.click()
+    told = page.locator(".Toastify__toast", has_text="There are no more hints.")
+    told.get_by_role("button", name="Our answer").click()
+    answer = page.locator("details.course-answer[open]")
+    answer.get_by_text("def rank_of").wait_for()
+    page.get_by_role("button", name="Our answer").nth(1).click()
+    answer.wait_for(state="hidden")
+
+
+def test_progress_is_told_where_one_is_and_its_list_leads_to_the_exercises(own_copies, own_page):
+    page = own_page
+    _open(page, own_copies, LAB)
+    _until(page, READY, 120)
+    button = page.get_by_role("button", name="Progress").nth(1)
+    button.scroll_into_view_if_needed()
+    before = page.evaluate(SCROLLED)
+    button.click()
+    told = page.locator(".Toastify__toast", has_text="exercises pass")
+    told.get_by_text("grid_sums").wait_for()  # the last: nothing is cut
+    assert page.evaluate(SCROLLED) == before
+    told.get_by_role("button", name="Go to the list").click()
+    page.locator(".course-list td code", has_text="rank_of").click()
+    active = "window.jupyterapp.shell.currentWidget.content.activeCell.model.sharedModel.source"
+    assert page.evaluate(f"() => {active}").startswith("def rank_of(")
 
 
 @pytest.mark.soak

@@ -275,6 +275,31 @@ def test_a_wrong_training_is_rejected(answer):
     assert outcome.message
 
 
+def in_the_wrapper_without_set_epoch(model, data, global_batch, epochs):
+    loader, _ = dealt(data, share(global_batch))
+    return loop(DistributedDataParallel(model), loader, epochs)
+
+
+@pytest.mark.parametrize(
+    ("answer", "sentence"),
+    [
+        (without_set_epoch, "by `set_epoch(epoch)`"),
+        (in_the_wrapper_without_set_epoch, "by `set_epoch(epoch)`"),
+        (returns_the_wrapper, "what is returned is the wrapper"),
+        (batch_not_divided, "each rank takes its share of the global batch"),
+        (without_ddp, "who averages the gradients?"),
+    ],
+)
+def test_a_training_is_told_which_mistake_was_made(answer, sentence):
+    outcome = check(ddp_exercises.by_weights(answer), **ddp_exercises.SIX_LINES)
+    assert sentence in outcome.message
+
+
+def test_digits_say_no_mistake_that_was_not_made():
+    outcome = check(ddp_exercises.by_weights(rate_times_world_size), **ddp_exercises.SIX_LINES)
+    assert "These are the weights" not in outcome.message
+
+
 def test_another_right_training_passes():
     answer = ddp_exercises.by_weights(with_gradients_averaged_by_hand)
     assert check(answer, **ddp_exercises.SIX_LINES | labs.PATIENT).require()

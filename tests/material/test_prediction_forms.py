@@ -3,6 +3,7 @@
 import datetime
 import json
 import os
+from types import SimpleNamespace
 
 import ipywidgets
 import pytest
@@ -55,6 +56,46 @@ def test_a_click_on_a_choice_is_the_answer(displayed, capsys):
     assert "Noted: <b>ring</b>" in texts(form)
     prediction.measured("ring")
     assert capsys.readouterr().out == "the winner is: ring; predicted ring: right\n"
+
+
+@pytest.mark.parametrize(
+    ("typed", "verdict"),
+    [
+        ("400 keys", "predicted 400: right"),
+        ("about 1,500", "predicted 1,500: off by 1,100"),
+        ("4e2 bytes", "predicted 400: right"),
+        ("2 or 3", "predicted 2 or 3: not so"),
+        ("fp16", "predicted fp16: not so"),
+    ],
+)
+def test_where_a_number_is_wanted_the_number_in_an_answer_is_read(
+    typed, verdict, displayed, capsys
+):
+    prediction = predict("it keeps", ...)
+    field = widgets(ipywidgets.Text, displayed[-1])[0]
+    field.value = typed
+    prediction.measured(400)
+    assert capsys.readouterr().out == f"it keeps: 400; {verdict}\n"
+
+
+def test_the_score_names_what_is_open_and_is_shown_anew_when_that_is_answered(monkeypatch):
+    shown = []
+
+    def display(*things, **_):
+        shown.extend(things)
+        return SimpleNamespace(update=lambda thing, **_: shown.append(thing))
+
+    monkeypatch.setattr(prediction_forms, "a_person_looks", lambda: True)
+    monkeypatch.setattr(ipython_display, "display", display)
+    _asked.clear()
+    prediction = predict("the winner is", ..., choices=("ring", "tree"))
+    prediction.measured("ring")
+    predict()
+    assert shown[-1]["text/plain"].endswith("1 is open.\nOpen:\n  the winner is")
+    assert '<a href="#predict-the-winner-is">' in shown[-1]["text/html"]
+    prediction.take("ring")
+    assert shown[-1]["text/plain"] == "1 of 1 predictions were right."
+    _asked.clear()
 
 
 def test_a_choice_that_is_a_number_comes_back_as_a_number(displayed):

@@ -13,15 +13,32 @@ _WORDS = {
     "": ("{} has a newer original.", "Take my answers over to it"),
     "zh": ("{} 的原件有更新。", "把我的答案带过去"),
 }
-_FIRST = {
-    "": "The cells above run first: this kernel hasn't run them as they stand.",
-    "zh": "先运行上面的单元格：这个内核还没有运行过它们现在的内容。",
+# Of a lab's buttons, and of a cell that misses a name; the page fills in `{name}` and `{heading}`.
+_SAID = {
+    "courseFirst": {
+        "": "The cells above run first: this kernel hasn't run them as they stand.",
+        "zh": "先运行上面的单元格：这个内核还没有运行过它们现在的内容。",
+    },
+    "courseNoMoreHints": {
+        "": "There are no more hints.",
+        "zh": "没有更多提示了。",
+    },
+    "courseToTheList": {"": "Go to the list", "zh": "到列表去"},
+    # JupyterLab cuts a notice after 140 letters.
+    "courseMissing": {
+        "": "{name} comes from a cell further up, below “{heading}”. Run it first: "
+        "Run > Run All Above Selected Cell.",
+        "zh": "{name} 来自上面“{heading}”之下的单元格。请先运行它："
+        "Run > Run All Above Selected Cell。",
+    },
+    "courseAbove": {"": "Run what it needs", "zh": "运行它所需要的"},
 }
 
 
-def cells_above_run_first(environment: Mapping[str, str]) -> str:
-    """What a lab's button says in a kernel that misses what the check needs."""
-    return _FIRST[_language(environment)]
+def said(environment: Mapping[str, str]) -> dict[str, str]:
+    """What the page says, by the name that `course.js` knows it by."""
+    language = _language(environment)
+    return {name: texts[language] for name, texts in _SAID.items()}
 
 
 def _language(environment: Mapping[str, str]) -> str:

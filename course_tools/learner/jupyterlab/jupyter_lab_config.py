@@ -39,7 +39,7 @@ newer = importlib.import_module("course_newer")
 c.ServerApp.tornado_settings = {
     "page_config_data": {
         "courseNewer": newer.notices(os.environ),
-        "courseFirst": newer.cells_above_run_first(os.environ),
+        **newer.said(os.environ),
         "buildAvailable": False,  # it would ask for Node.js, and say that there is none
         "buildCheck": False,
     },

@@ -23,25 +23,35 @@
     cellsOf(app)[index].node.scrollIntoView({ block: 'center', behavior: 'smooth' });
   }
 
+  /* The text of a Python expression in the kernel, which shows and counts nothing of it. */
+  async function evaluated(app, expression) {
+    const kernel = app.shell.currentWidget.sessionContext.session?.kernel;
+    if (!kernel) return undefined;
+    const content = { code: '', silent: true, user_expressions: { expression } };
+    const reply = await kernel.requestExecute(content).done;
+    return reply.content.user_expressions?.expression?.data?.['text/plain'];
+  }
+
   /* Which cells this kernel hasn't run as they stand: after a restart, all. */
   async function notRun(app, cells) {
-    const kernel = app.shell.currentWidget.sessionContext.session?.kernel;
-    if (!kernel) return cells;
+    if (!app.shell.currentWidget.sessionContext.session?.kernel) return cells;
     const sources = JSON.stringify(cells.map(sourceOf));  // which Python reads as well
     const ran = 'get_ipython().history_manager.input_hist_raw';
     const missing = `[n for n, source in enumerate(${sources}) if source.rstrip() not in ${ran}]`;
-    const content = { code: '', silent: true, user_expressions: { missing } };
-    const reply = await kernel.requestExecute(content).done;
-    const answer = reply.content.user_expressions?.missing?.data?.['text/plain'];
+    const answer = await evaluated(app, missing);
     return answer ? JSON.parse(answer).map(number => cells[number]) : [];
+  }
+
+  function notify(app, message, actions = [], autoClose = 20000) {
+    const options = { autoClose, actions };
+    return app.commands.execute('apputils:notify', { message, type: 'info', options });
   }
 
   /* A cell may need names from further up: what this kernel hasn't run of them runs first. */
   async function prepare(app, cells) {
     const missing = await notRun(app, cells.filter(cell => isCode(cell) && sourceOf(cell).trim()));
     if (!missing.length) return;
-    const options = { message: words('courseFirst'), type: 'info', options: { autoClose: 8000 } };
-    app.commands.execute('apputils:notify', options);
+    notify(app, words('courseFirst'), [], 8000);
     for (const cell of missing) await run(app, cellsOf(app).indexOf(cell));
   }
 
@@ -71,24 +81,51 @@
     details.scrollIntoView({ block: 'center', behavior: 'smooth' });
   }
 
-  /* Our answer is packed in the button, so that it can't be read by chance: see buttons.py. */
+  /* Our answer is packed in the button, so that it can't be read by chance: see buttons.py. A second
+     click closes it. */
   function ourAnswer(app, { answer, packed }) {
     const details = folded(app, answer, 'details.course-answer')[0];
     if (!details) return;
+    if (details.open) {
+      details.open = false;
+      return;
+    }
     const bytes = Uint8Array.from(atob(packed), sign => sign.charCodeAt(0));
     details.querySelector('code').textContent = new TextDecoder().decode(bytes);
     unfold(details);
   }
 
+  /* The next one. After the last, it says so and offers our answer, if there is one. */
   function hint(app, { answer }) {
     const hints = folded(app, answer, 'details:not(.course-answer)');
-    unfold(hints.find(details => !details.open) || hints.at(-1));
+    const next = hints.find(details => !details.open);
+    if (next) return unfold(next);
+    const [button] = folded(app, answer, '[data-commandlinker-command="course:answer"]');
+    const actions = [];
+    if (button) {
+      const args = JSON.parse(button.dataset.commandlinkerArgs);
+      actions.push({ label: button.textContent, commandId: 'course:answer', args });
+    }
+    return notify(app, words('courseNoMoreHints'), actions);
   }
 
+  const progressCell = app =>
+    cellsOf(app).findLastIndex(cell => isCode(cell) && sourceOf(cell).startsWith('progress('));
+
+  /* What passes is told where the learner is; the list at the end of the page is a click away. */
   async function progress(app) {
-    const index = cellsOf(app).findLastIndex(
-      cell => isCode(cell) && sourceOf(cell).startsWith('progress(')
-    );
+    const index = progressCell(app);
+    if (index < 0) return;
+    // Without the lab's own imports, which may not have run: to run them would move the page.
+    const source = sourceOf(cellsOf(app)[index]);
+    const list = await evaluated(app, `__import__("course_utils").${source}`);
+    if (!list) return showList(app);
+    const names = list.split('\n').map(line => line.split(/[:：]/)[0]); // JupyterLab cuts long ones
+    notify(app, names.join('\n'), [{ label: words('courseToTheList'), commandId: 'course:list' }]);
+  }
+
+  async function showList(app) {
+    const index = progressCell(app);
     if (index < 0) return;
     await prepare(app, [cellsOf(app).find(isCode)]);  // the imports
     await run(app, index);
@@ -102,14 +139,17 @@
     await app.commands.execute('terminal:open', { name: session.name });
   }
 
-  /* A question is open while the form below it says so (`prediction_forms.py`). */
+  /* A question is open from the start, until the form below it says otherwise
+     (`prediction_forms.py`) or an answer stands in the place of its three dots. */
   function isOpen(cell) {
     const { outputs } = cell.model;
+    let isSettled = false;
     for (let number = 0; number < outputs.length; number++) {
-      const markup = outputs.get(number).data['text/html'];
-      if (String(markup).includes('course-open')) return true;
+      const markup = String(outputs.get(number).data['text/html']);
+      if (markup.includes('course-open')) return true;
+      isSettled ||= markup.includes('course-form');
     }
-    return false;
+    return !isSettled && /\bpredict\(.+,\s*\.\.\./s.test(sourceOf(cell));
   }
 
   const isHeading = cell => !isCode(cell) && /^#/.test(sourceOf(cell));
@@ -168,16 +208,135 @@
     });
   }
 
+  /* What an outcome or an error says. */
+  function textOf(output) {
+    const { data, ename, evalue } = output.toJSON();
+    return data ? String(data['text/plain']) : `${ename}: ${evalue}`;
+  }
+
+  /* Whether a cell makes a name: by a definition, an assignment or an import. */
+  function makes(cell, name) {
+    const definition = `^(async )?(def|class) ${name}\\b`;
+    const assignment = `^([\\w\\s,()*]*,\\s*)?[(]?${name}(\\s*,[\\w\\s,()*]*)?\\s*(:[^=\\n]+)?=(?!=)`;
+    const imported = `^(from .*)?import [^#]*\\b${name}\\b`;
+    const anyOfThem = new RegExp([definition, assignment, imported].join('|'), 'm');
+    return isCode(cell) && anyOfThem.test(sourceOf(cell));
+  }
+
+  function headingAbove(cells, index) {
+    for (const cell of cells.slice(0, index + 1).reverse()) {
+      const headings = isCode(cell) ? null : sourceOf(cell).match(/^#+ .*/gm);
+      if (headings) return headings.at(-1).replace(/^#+ |[`*]/g, '').slice(0, 45);
+    }
+    return '';
+  }
+
+  /* Who begins in the middle is told which cell makes the name that is missing, and what to click. */
+  function tellOfMissingNames(app, panel) {
+    const { content } = panel;
+    const known = new WeakSet();  // outputs that were told of, or were there when it opened
+    function* newErrors() {
+      for (const cell of content.widgets) {
+        for (let number = 0; isCode(cell) && number < cell.model.outputs.length; number++) {
+          const output = cell.model.outputs.get(number);
+          if (known.has(output)) continue;
+          known.add(output);
+          const missing = textOf(output).match(/NameError: name '(\w+)' is not defined/);
+          if (missing && !raises(cell)) yield [cell, missing[1]];
+        }
+      }
+    }
+    const tell = async (cell, name) => {
+      const above = content.widgets.slice(0, content.widgets.indexOf(cell));
+      const maker = above.findLastIndex(other => makes(other, name));
+      if (maker < 0 || !(await notRun(app, [above[maker]])).length) return;
+      const heading = headingAbove(above, maker);
+      const message = words('courseMissing').replace('{name}', name).replace('{heading}', heading);
+      const args = { cell: cell.model.id };
+      notify(app, message, [{ label: words('courseAbove'), commandId: 'course:above', args }]);
+    };
+    panel.context.ready.then(() => {
+      [...newErrors()];
+      content.model.contentChanged.connect(() => {
+        const isInFront = app.shell.currentWidget === panel;
+        for (const [cell, name] of newErrors()) if (isInFront) tell(cell, name);
+      });
+    });
+  }
+
+  /* Run what this kernel hasn't run above a cell, and the cell. */
+  async function runAbove(app, { cell }) {
+    const index = indexOf(app, cell);
+    if (index < 0) return;
+    await prepare(app, cellsOf(app).slice(0, index).filter(other => !isCheck(other)));
+    await run(app, index);
+    show(app, index);
+  }
+
+  /* Below a check that was run again, what shows the same answer is of the answer before. */
+  function* outdated(cells) {
+    let checked = [];  // names of answers since the last heading, with the run of their check
+    for (const cell of cells) {
+      if (isHeading(cell)) checked = [];
+      if (!isCode(cell)) continue;
+      const count = cell.model.executionCount;
+      const source = sourceOf(cell);
+      const judged = source.match(/^check\((?:[\w.]+\()?(\w+)/m);
+      if (judged) {
+        checked.push({ name: judged[1], count });
+      } else if (count && cell.model.outputs.length) {
+        const isOlder = ({ name, count: last }) =>
+          last > count && new RegExp(`\\b${name}\\b`).test(source);
+        if (checked.some(isOlder)) yield cell;
+      }
+    }
+  }
+
+  /* The names in a list of exercises lead to their cells. */
+  function linkExercises(app, { content }) {
+    content.node.addEventListener('click', ({ target }) => {
+      const name = target.closest?.('.course-list td code')?.textContent;
+      if (!name) return;
+      const index = content.widgets.findIndex(
+        cell => isCode(cell) && new RegExp(`^(def|class) ${name}\\b`, 'm').test(sourceOf(cell))
+      );
+      if (index >= 0) show(app, index);
+    });
+  }
+
+  function markOutdated({ content, context }) {
+    const update = () => {
+      const older = new Set(outdated(content.widgets));
+      for (const cell of content.widgets) {
+        cell.toggleClass('course-outdated', older.has(cell));
+        const isList = isCode(cell) && sourceOf(cell).startsWith('progress(');
+        cell.toggleClass('course-list', isList);
+      }
+    };
+    context.ready.then(() => {
+      content.model.contentChanged.connect(update);
+      update();
+    });
+  }
+
   /* A form that was answered is drawn anew, and the page would lose the keyboard with its button:
-     Shift-Enter would do nothing. The cell below the form gets it. */
+     Shift-Enter would do nothing. The cell below the form gets it; if the form asks anew, its first
+     button or field. */
   function keepKeyboard({ content }) {
     let answered; // the cell whose form had the keyboard
+    let asksAnew = false;
     content.node.addEventListener('focusin', ({ target }) => {
       const isForm = target.closest('.course-form');
       answered = isForm ? content.widgets.find(cell => cell.node.contains(target)) : undefined;
+      asksAnew = Boolean(target.closest('.course-anew'));
     });
     const giveBack = () => {
       if (!answered || document.activeElement !== document.body) return;
+      if (asksAnew) {
+        const [first] = answered.node.querySelectorAll('.course-form :is(input, button)');
+        first?.focus();
+        return;
+      }
       const below = content.widgets.indexOf(answered) + 1;
       content.activeCellIndex = Math.min(below, content.widgets.length - 1);
       answered = undefined;
@@ -196,6 +355,9 @@
         watched.add(panel);
         holdBack(panel);
         keepKeyboard(panel);
+        markOutdated(panel);
+        linkExercises(app, panel);
+        tellOfMissingNames(app, panel);
       }
     };
     app.shell.currentChanged.connect(watch);
@@ -209,8 +371,7 @@
   function tellOfNewer(app) {
     for (const { message, label, command } of words('courseNewer') || []) {
       const actions = [{ label, commandId: 'course:merge', args: { command } }];
-      const options = { autoClose: 20000, actions };
-      app.commands.execute('apputils:notify', { message, type: 'info', options });
+      notify(app, message, actions);
     }
   }
 
@@ -223,6 +384,8 @@
         'course:hint': args => hint(app, args),
         'course:answer': args => ourAnswer(app, args),
         'course:progress': () => progress(app),
+        'course:list': () => showList(app),
+        'course:above': args => runAbove(app, args),
         'course:merge': args => merge(app, args)
       };
       for (const [id, execute] of Object.entries(commands)) app.commands.addCommand(id, { execute });
