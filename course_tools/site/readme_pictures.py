@@ -261,7 +261,7 @@ def drawn() -> dict[str, str]:
 
 def main(argv: list[str] | None = None) -> int:
     """Writes the pictures, or says which are old; returns the exit status."""
-    summary, _, _ = (__doc__ or "").partition("\n")
+    summary = (__doc__ or "").split("\n")[0]
     parser = argparse.ArgumentParser(description=summary)
     parser.add_argument("--check", action="store_true", help="write nothing")
     arguments = parser.parse_args(argv)
