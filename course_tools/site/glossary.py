@@ -45,26 +45,32 @@ def terms(code: str) -> list[Term]:
     prefix = "zh_" if code == "zh" else ""
     translated = []
     for entry in _source()["terms"]:
+        english_title = entry["title"]
         title = entry[f"{prefix}title"]
         words = entry.get(f"{prefix}words", [title])
-        anchor = "term-" + entry["title"].lower().replace(" ", "-")
-        means = entry[f"{prefix}means"]
-        translated.append(Term(anchor, title, tuple(words), means, entry["chapter"]))
+        term = Term(
+            anchor="term-" + english_title.lower().replace(" ", "-"),
+            title=title,
+            words=tuple(words),
+            means=entry[f"{prefix}means"],
+            chapter=entry["chapter"],
+        )
+        translated.append(term)
     return translated
 
 
 def page(tongue: Tongue) -> str:
     """The glossary's page, in Markdown."""
     say = tongue.say
-    blocks = [
-        "# " + say("Glossary"),
-        say("The field's terms, each with the chapter where you see it happen."),
-    ]
+    heading = say("Glossary")
+    introduction = say("The field's terms, each with the chapter where you see it happen.")
+    blocks = [f"# {heading}", introduction]
     english_titles = {entry.anchor: entry.title for entry in terms("en")}
     for term in terms(tongue.code):
         heading = term.title
-        if heading != english_titles[term.anchor]:
-            heading = f"{heading} ({english_titles[term.anchor]})"
+        english_title = english_titles[term.anchor]
+        if heading != english_title:
+            heading = f"{heading} ({english_title})"
         (chapter,) = ROOT.glob(f"notebooks/{term.chapter}_*.ipynb")
         link = f"[{term.chapter}](notebooks/{chapter.name})"
         blocks.append(f"({term.anchor})=\n\n## {heading}")
@@ -74,12 +80,16 @@ def page(tongue: Tongue) -> str:
 
 def table() -> str:
     """What the code means by its terms, as a table in Markdown."""
-    rows = [f"| {entry['title']} | {entry['means']} |\n" for entry in _source()["code"]]
-    return "| term | here |\n| --- | --- |\n" + "".join(rows)
+    rows = "| term | here |\n| --- | --- |\n"
+    for entry in _source()["code"]:
+        rows += f"| {entry['title']} | {entry['means']} |\n"
+    return rows
 
 
 def _source() -> dict[str, list[dict]]:
-    return tomllib.loads(SOURCE.read_text(encoding="utf-8"))
+    """What glossary.toml says."""
+    text = SOURCE.read_text(encoding="utf-8")
+    return tomllib.loads(text)
 
 
 def main(argv: list[str] | None = None) -> int:
