@@ -100,7 +100,8 @@ def _numbered(folder: Path, tongue: Tongue) -> dict[Path, NotebookNode]:
 
 def rows(root: Path = ROOT) -> dict[str, dict[str, str]]:
     """Returns what each article teaches: its title, then a line per row."""
-    return tomllib.loads((root / "source/articles.toml").read_text(encoding="utf-8"))
+    text = (root / "source/articles.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)
 
 
 def places(notebooks: dict[Path, NotebookNode]) -> Iterator[tuple[str, Place]]:
@@ -131,8 +132,10 @@ def missing(root: Path = ROOT) -> list[str]:
     """Returns a line for each row without a cell, and for each tag that names no row."""
     known: set[str] = set()
     for article in rows(root).values():
-        known.update(article.keys() - {"title"})
-    done = {row for row, _ in places(chapters(root) | labs(root))}
+        known.update(article)
+    known.discard("title")
+    notebooks = chapters(root) | labs(root)
+    done = {row for row, _ in places(notebooks)}
     lost = [f"{row}: no cell that was run carries the tag row-{row}" for row in known - done]
     unknown = [f"row-{row}: no such row" for row in done - known]
     return sorted(lost) + sorted(unknown)
@@ -200,7 +203,8 @@ def chapter_table(root: Path, tongue: Tongue = ENGLISH) -> Iterator[str]:
 def _lab_minutes(lab: NotebookNode) -> int:
     """How long a lab takes, as its first cell says."""
     text = lab.cells[0].source
-    return int(re.search(r"(\d+) minutes", text)[1])
+    minutes = re.search(r"(\d+) minutes", text)[1]
+    return int(minutes)
 
 
 def launches(notebook: NotebookNode) -> list[tuple[str, str]]:
@@ -208,7 +212,10 @@ def launches(notebook: NotebookNode) -> list[tuple[str, str]]:
     code = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code")
     calls = []
     for node in ast.walk(ast.parse(code)):
-        if not isinstance(node, ast.Call) or getattr(node.func, "id", "") != "launch":
+        if not isinstance(node, ast.Call):
+            continue
+        function_name = getattr(node.func, "id", "")
+        if function_name != "launch":
             continue
         worker = ast.unparse(node.args[0])
         backend = "auto"
@@ -221,7 +228,8 @@ def launches(notebook: NotebookNode) -> list[tuple[str, str]]:
 
 def reasons(root: Path = ROOT) -> dict[str, str]:
     """Returns why launches of a chapter use gloo on the CPU, by the chapter's number."""
-    return tomllib.loads((root / "source/devices.toml").read_text(encoding="utf-8"))["why"]
+    text = (root / "source/devices.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)["why"]
 
 
 def device_table(root: Path, tongue: Tongue = ENGLISH) -> Iterator[str]:
@@ -234,7 +242,9 @@ def device_table(root: Path, tongue: Tongue = ENGLISH) -> Iterator[str]:
         number = path.name[:2]
         backends = Counter(backend for _, backend in launches(notebook))
         total += backends
-        reason = tongue.say(why[number]) if backends["gloo"] else ""
+        reason = ""
+        if backends["gloo"]:
+            reason = tongue.say(why[number])
         yield f"| {number} | {backends['auto']} | {backends['gloo']} | {reason} |"
     yield f"| | {total['auto']} | {total['gloo']} | |"
 
@@ -242,8 +252,10 @@ def device_table(root: Path, tongue: Tongue = ENGLISH) -> Iterator[str]:
 def row_tables(root: Path, tongue: Tongue = ENGLISH) -> Iterator[str]:
     """Yields a table per article: what it teaches, and the cells that do it."""
     places_of: dict[str, list[Place]] = {}  # by row
-    for row, place in places(chapters(root, tongue) | labs(root, tongue)):
-        places_of.setdefault(row, []).append(place)
+    notebooks = chapters(root, tongue) | labs(root, tongue)
+    for row, place in places(notebooks):
+        places_of_row = places_of.setdefault(row, [])
+        places_of_row.append(place)
     head = tongue.say("| | what | where |")
     for letter, article in rows(root).items():
         title = tongue.say(article["title"])
@@ -251,21 +263,25 @@ def row_tables(root: Path, tongue: Tongue = ENGLISH) -> Iterator[str]:
         for row, english in article.items():
             if row == "title":
                 continue
-            links = "; ".join(_links(places_of.get(row, [])))
-            yield f"| {row} | {tongue.say(english)} | {links} |"
+            links = _links(places_of.get(row, []))
+            yield f"| {row} | {tongue.say(english)} | {'; '.join(links)} |"
 
 
 def _links(places_of_row: list[Place]) -> Iterator[str]:
     """A link to each part of a notebook, with the numbers of all its cells that do a row."""
     counts: dict[tuple[Path, str], list[int]] = {}  # by notebook and heading
     for place in places_of_row:
-        counts.setdefault((place.notebook, place.heading), []).append(place.count)
+        part = (place.notebook, place.heading)
+        counts_of_part = counts.setdefault(part, [])
+        counts_of_part.append(place.count)
     for (notebook, heading), counts_of_part in counts.items():
         numbers = [f"[{count}]" for count in sorted(counts_of_part) if count]
-        yield f"{_link(notebook)} {heading} {' '.join(numbers)}"
+        link = _link(notebook)
+        yield f"{link} {heading} {' '.join(numbers)}"
 
 
 def _link(notebook: Path) -> str:
+    """A link to a notebook from the map."""
     number = notebook.name[:2]
     if notebook.parent.name == "notebooks":
         return f"[{number}]({notebook.name})"
@@ -307,7 +323,8 @@ def text(root: Path = ROOT, tongue: Tongue = ENGLISH) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    summary = (__doc__ or "").split("\n")[0]
+    parser = argparse.ArgumentParser(description=summary)
     parser.add_argument("--check", action="store_true", help="report drift, change nothing")
     arguments = parser.parse_args(argv)
     problems = missing()
@@ -321,8 +338,11 @@ def main(argv: list[str] | None = None) -> int:
         path.write_text(new, encoding="utf-8")
     elif not path.exists() or path.read_text(encoding="utf-8") != new:
         problems.append("notebooks/README.md is old: make notebooks")
-    print("\n".join(problems) or "every row of the articles has its cell")
-    return int(bool(problems))
+    if problems:
+        print("\n".join(problems))
+        return 1
+    print("every row of the articles has its cell")
+    return 0
 
 
 if __name__ == "__main__":
