@@ -40,6 +40,11 @@ def merged_boards(folder: Path, judge_again: bool) -> str:
     if judge_again:
         best = leaderboard.merged(rows)
         rows = leaderboard.judged_again(best)
+    return _board_below_reference(rows)
+
+
+def _board_below_reference(rows: list[dict]) -> str:
+    """A board of rows, below the baselines and the house record."""
     reference = leaderboard.read([leaderboard.REFERENCE])
     return leaderboard.board([*reference, *rows])
 
@@ -55,15 +60,14 @@ def judge_saved(folder: Path, name: str | None) -> int:
     score = judging.judged(text, name or "your entry")
     print(score, end="\n\n")
     kept = folder / FILE
-    earlier = leaderboard.read([kept]) if kept.exists() else []
-    new = leaderboard.rows_of(score, score.name)
-    best = leaderboard.merged([*earlier, *new])
+    rows = leaderboard.read([kept]) if kept.exists() else []
+    rows += leaderboard.rows_of(score, score.name)
+    best = leaderboard.merged(rows)
     advice = "Nothing is kept without a name: make challenge name=Ada"
     if name:
         leaderboard.write(kept, best)
         advice = f"Your best is kept in {kept.name}: give that file to merge."
-    reference = leaderboard.read([leaderboard.REFERENCE])
-    print(leaderboard.board([*reference, *best]))
+    print(_board_below_reference(best))
     print(f"\n{advice}")
     return 1 if score.why else 0
 

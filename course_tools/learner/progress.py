@@ -44,6 +44,7 @@ def overview(path: Path) -> str:
 
 
 def _execute(notebook: NotebookNode) -> None:
+    """Runs all cells in a new kernel, in an empty folder."""
     with tempfile.TemporaryDirectory() as folder:
         client = NotebookClient(
             notebook, kernel_name="python3", timeout=_CELL_S, allow_errors=True,
@@ -61,7 +62,8 @@ def _report(notebook: NotebookNode, problem: str = "") -> str:
             if output.output_type == "error":
                 first_line, *_ = f"{output.ename}: {output.evalue}".splitlines()
                 failures.append(f"a cell failed: {first_line}")
-            text = output.get("data", {}).get("text/plain", "")
+            data = output.get("data", {})
+            text = data.get("text/plain", "")
             if re.match(r"\d+ (of \d+ exercises pass|道练习)", text):
                 overview_text = text
     lines = [overview_text, problem, *failures]
