@@ -6,7 +6,6 @@ notebooks. What is wrong or out of date in an article says `source/zh/articles.t
 """
 
 import re
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from nbformat import NotebookNode
 
 from course_tools.i18n import catalogues, chinese, proofread
 from course_tools.notebooks import course_map
+from course_tools.texts import read_toml
 
 SENTENCES = "source/zh/articles.toml"
 
@@ -24,8 +24,7 @@ def form_and_sentences(root: Path) -> tuple[str, dict[str, dict[str, str]]]:
     path = root / SENTENCES
     if not path.exists():
         return "", {}
-    text = path.read_text(encoding="utf-8")
-    sentences = tomllib.loads(text)
+    sentences = read_toml(path)
     form = sentences.pop("page", "")
     return form, sentences
 

@@ -4,7 +4,6 @@
 """
 
 import re
-import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from babel.messages.catalog import Message
 from markdown_it import MarkdownIt
 
 from course_tools.i18n.catalogues import key
+from course_tools.texts import read_toml
 
 CODE = r"`[^`]*`|<code>.*?</code>"
 MARKS = {
@@ -102,8 +102,7 @@ def glossary(root: Path) -> Terms:
     path = root / "source/zh/glossary.toml"
     if not path.exists():
         return {}
-    text = path.read_text(encoding="utf-8")
-    written = tomllib.loads(text)
+    written = read_toml(path)
     stay_english = written.get("english", {})
     terms = {}
     for term, wrong_words in stay_english.items():

@@ -7,7 +7,6 @@ place in both, below `zh/` in Chinese, so that a link from one page to another h
 
 import json
 import re
-import tomllib
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from pathlib import Path
@@ -21,6 +20,7 @@ from nbformat import NotebookNode
 from course_tools import ROOT
 from course_tools.i18n import catalogues, chinese
 from course_tools.notebooks.course_map import Say
+from course_tools.texts import read_toml
 
 CATALOGUE = "source/zh/site.po"
 TEXTS = ("source/site/index.md", "source/site/start.md", "source/site/plan.md")
@@ -152,8 +152,8 @@ def _of_documents(root: Path) -> Iterator[str]:
 def _of_places(root: Path) -> Iterator[str]:
     """Yields what stands around the sliders, and what their recordings compare."""
     site = root / "source/site"
-    text = (site / "places.toml").read_text("utf-8")
-    for place in tomllib.loads(text).values():
+    places = read_toml(site / "places.toml")
+    for place in places.values():
         yield place["title"]
         yield place["text"]
     recordings = (site / "recordings").glob("*.json")
@@ -164,8 +164,8 @@ def _of_places(root: Path) -> Iterator[str]:
 
 def _of_tasks(root: Path) -> Iterator[str]:
     """Yields the tasks of the page with plans, and their hints."""
-    text = (root / "source/site/tasks.toml").read_text("utf-8")
-    for task in tomllib.loads(text)["tasks"]:
+    tasks = read_toml(root / "source/site/tasks.toml")["tasks"]
+    for task in tasks:
         yield task["text"]
         yield from task["hints"]
 

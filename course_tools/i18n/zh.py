@@ -11,7 +11,6 @@ the folders zh/, which git ignores, README.zh.md, the pages about the articles, 
 of what the course says while it runs (see `messages`).
 """
 
-import argparse
 import difflib
 import sys
 from collections.abc import Iterable, Iterator
@@ -22,6 +21,7 @@ import nbformat
 from babel.messages.catalog import Catalog, Message
 from babel.messages.pofile import PoFileError
 
+from course_tools.commands import parser_of
 from course_tools.i18n import (
     articles,
     catalogues,
@@ -32,6 +32,7 @@ from course_tools.i18n import (
 )
 from course_tools.notebooks import build
 from course_tools.notebooks.cells import BuildError
+from course_tools.texts import has_text
 
 
 class Source(NamedTuple):
@@ -218,7 +219,7 @@ def old_files(root: Path) -> Iterator[str]:
         kept[readme] = chinese.document(english, root)
     kept |= dict(articles.pages(root))
     for path, text in kept.items():
-        if not path.exists() or path.read_text("utf-8") != text:
+        if not has_text(path, text):
             place = path.relative_to(root)
             yield f"{place} is old: make zh"
 
@@ -276,8 +277,7 @@ def _changed_with(root: Path, words: str) -> Iterator[tuple[Source, Message]]:
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line."""
-    summary = (__doc__ or "").split("\n")[0]
-    parser = argparse.ArgumentParser(description=summary)
+    parser = parser_of(__doc__)
     parser.add_argument("names", nargs="*", help="such as 03, labs/03, README; all if none")
     parser.add_argument("--check", action="store_true", help="report, change nothing")
     parser.add_argument("--todo", action="store_true", help="print what is to be done")

@@ -9,7 +9,6 @@ keeps nothing. The second prints one board of all *.jsonl files in a folder. The
 entries again before it does so.
 """
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ import nbformat
 
 from course_challenge import judging, leaderboard
 from course_tools import ROOT
+from course_tools.commands import parser_of
 from course_tools.learner import copies
 
 FILE = "challenge.jsonl"
@@ -74,8 +74,7 @@ def judge_saved(folder: Path, name: str | None) -> int:
 
 def main(args: Sequence[str] | None = None, root: Path = ROOT) -> int:
     """Does what the command line asks and returns its exit status."""
-    summary = (__doc__ or "").split("\n")[0]
-    parser = argparse.ArgumentParser(description=summary)
+    parser = parser_of(__doc__)
     parser.add_argument("--name", help="as it is to stand on the board", default=None)
     parser.add_argument("--merge", type=Path, metavar="FOLDER", help="a folder of *.jsonl files")
     parser.add_argument("--again", action="store_true", help="judge the merged entries again")

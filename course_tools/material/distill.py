@@ -7,7 +7,6 @@ kept of an event is a `Row`; what is left out are CUDA calls that neither launch
 beyond those in `STEPS`. All that is computed from the result is so from these events alone.
 """
 
-import argparse
 import gzip
 import json
 import math
@@ -18,6 +17,7 @@ from typing import Any
 
 from course_material.recordings import KINDS, Row
 from course_tools import ROOT
+from course_tools.commands import parser_of
 
 Event = dict[str, Any]
 INTO = ROOT / "course_material/recordings"
@@ -234,8 +234,7 @@ def _numbered(column: list[str], words: list[str]) -> list[list]:
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line."""
-    summary = (__doc__ or "").split("\n")[0]
-    parser = argparse.ArgumentParser(description=summary)
+    parser = parser_of(__doc__)
     parser.add_argument("folder", type=Path, help="where the three original traces are")
     arguments = parser.parse_args(argv)
     for name, (original, kept) in STEPS.items():

@@ -38,6 +38,7 @@ from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernel
 from nbformat import NotebookNode
 
 from course_tools import ROOT
+from course_tools.commands import parser_of
 from course_tools.kernels import QUIET
 from course_tools.notebooks.cells import (
     ANSI,
@@ -273,8 +274,7 @@ def run(args: argparse.Namespace, root: Path) -> int:
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line."""
-    summary = (__doc__ or "").split("\n")[0]
-    parser = argparse.ArgumentParser(description=summary)
+    parser = parser_of(__doc__)
     parser.add_argument("names", nargs="*", help="chapters, such as 00_start_here; all if none")
     parser.add_argument("--check", action="store_true", help="report drift, change nothing")
     parser.add_argument("--take", action="store_true", help="write an edited notebook back")

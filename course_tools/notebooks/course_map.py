@@ -7,11 +7,9 @@ Question, minutes and hardware of a chapter come from its first cell. `source/ar
 what the articles teach; a cell that does it carries the tag `row-ID`.
 """
 
-import argparse
 import ast
 import re
 import sys
-import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -22,6 +20,8 @@ import nbformat
 from nbformat import NotebookNode
 
 from course_tools import ROOT
+from course_tools.commands import parser_of
+from course_tools.texts import has_text, read_toml
 
 MADE_BY = (
     "<!-- Made by course_tools.notebooks.course_map of the notebooks and of "
@@ -100,8 +100,7 @@ def _numbered(folder: Path, tongue: Tongue) -> dict[Path, NotebookNode]:
 
 def rows(root: Path = ROOT) -> dict[str, dict[str, str]]:
     """Returns what each article teaches: its title, then a line per row."""
-    text = (root / "source/articles.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text)
+    return read_toml(root / "source/articles.toml")
 
 
 def places(notebooks: dict[Path, NotebookNode]) -> Iterator[tuple[str, Place]]:
@@ -228,8 +227,7 @@ def launches(notebook: NotebookNode) -> list[tuple[str, str]]:
 
 def reasons(root: Path = ROOT) -> dict[str, str]:
     """Returns why launches of a chapter use gloo on the CPU, by the chapter's number."""
-    text = (root / "source/devices.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text)["why"]
+    return read_toml(root / "source/devices.toml")["why"]
 
 
 def device_table(root: Path, tongue: Tongue = ENGLISH) -> Iterator[str]:
@@ -323,8 +321,7 @@ def text(root: Path = ROOT, tongue: Tongue = ENGLISH) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line."""
-    summary = (__doc__ or "").split("\n")[0]
-    parser = argparse.ArgumentParser(description=summary)
+    parser = parser_of(__doc__)
     parser.add_argument("--check", action="store_true", help="report drift, change nothing")
     arguments = parser.parse_args(argv)
     problems = missing()
@@ -336,7 +333,7 @@ def main(argv: list[str] | None = None) -> int:
         return 1
     if not arguments.check:
         path.write_text(new, encoding="utf-8")
-    elif not path.exists() or path.read_text(encoding="utf-8") != new:
+    elif not has_text(path, new):
         problems.append("notebooks/README.md is old: make notebooks")
     if problems:
         print("\n".join(problems))

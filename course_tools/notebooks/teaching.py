@@ -7,10 +7,8 @@
 cells run. The minutes of each part are counted (Minutes), and what a session has left is for talk.
 """
 
-import argparse
 import re
 import sys
-import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -19,8 +17,10 @@ import nbformat
 from nbformat import NotebookNode
 
 from course_tools import ROOT
+from course_tools.commands import parser_of
 from course_tools.notebooks import course_map
 from course_tools.notebooks.predictions import Question, questions
+from course_tools.texts import has_text, read_toml
 
 LEAST, MOST = 0.1, 0.4  # of a session, for talk
 RUN_TIMES = "teaching/run_times.toml"
@@ -122,8 +122,7 @@ def run_times(root: Path) -> dict[str, list[int]]:
     path = root / RUN_TIMES
     if not path.exists():
         return {}
-    text = path.read_text(encoding="utf-8")
-    return tomllib.loads(text)
+    return read_toml(path)
 
 
 def _headings(cell: NotebookNode) -> list[str]:
@@ -243,8 +242,7 @@ def _exercises(known: list[Part]) -> list[Part]:
 
 def plans(root: Path = ROOT) -> dict[str, dict]:
     """What teaching/plans.toml says."""
-    text = (root / "teaching/plans.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text)
+    return read_toml(root / "teaching/plans.toml")
 
 
 def session_rows(root: Path, session: dict) -> Iterator[list[str]]:
@@ -409,8 +407,7 @@ def _do(part: Part) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line."""
-    summary = (__doc__ or "").split("\n")[0]
-    parser = argparse.ArgumentParser(description=summary)
+    parser = parser_of(__doc__)
     parser.add_argument("--check", action="store_true", help="report drift, change nothing")
     arguments = parser.parse_args(argv)
     pages = {"plans": plan_text(), "lessons": lesson_text()}
@@ -419,7 +416,7 @@ def main(argv: list[str] | None = None) -> int:
         path = ROOT / "teaching" / f"{name}.md"
         if not arguments.check:
             path.write_text(text, encoding="utf-8")
-        elif not path.exists() or path.read_text(encoding="utf-8") != text:
+        elif not has_text(path, text):
             print(f"teaching/{name}.md is old: make notebooks")
             status = 1
     return status

@@ -9,11 +9,11 @@ On the site `source/site/conf.py` links the first use of each term on a page to 
 import argparse
 import re
 import sys
-import tomllib
 from dataclasses import dataclass
 
 from course_tools import ROOT
 from course_tools.i18n.site_languages import Tongue
+from course_tools.texts import read_toml
 
 SOURCE = ROOT / "source/glossary.toml"
 CONTRIBUTING = ROOT / "CONTRIBUTING.md"
@@ -88,8 +88,7 @@ def table() -> str:
 
 def _source() -> dict[str, list[dict]]:
     """What glossary.toml says."""
-    text = SOURCE.read_text(encoding="utf-8")
-    return tomllib.loads(text)
+    return read_toml(SOURCE)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import tomllib
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from course_tools import ROOT
 from course_tools.i18n.site_languages import labelled
 from course_tools.notebooks.course_map import Say
 from course_tools.site import npm
+from course_tools.texts import read_toml
 
 SITE = ROOT / "source/site"
 PYODIDE = "314.0.7"
@@ -210,5 +210,4 @@ def _options(values: Iterable[tuple[str, str]]) -> str:
 
 def places() -> dict[str, dict[str, str]]:
     """Returns what places.toml says, by the place's name."""
-    text = (SITE / "places.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text)
+    return read_toml(SITE / "places.toml")

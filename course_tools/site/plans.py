@@ -6,7 +6,6 @@ plans up. Tasks and hints stand in `source/site/tasks.toml`.
 
 import html
 import json
-import tomllib
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -16,6 +15,7 @@ from course_lessons.scaling import CLUSTER, MODELS, Plan, Score
 from course_tools import ROOT
 from course_tools.i18n.site_languages import labelled
 from course_tools.notebooks.course_map import Say
+from course_tools.texts import read_toml
 
 SITE = ROOT / "source/site"
 MOST_CHIPS = 1024
@@ -65,8 +65,7 @@ def write_table(to: Path) -> None:
 
 def tasks() -> list[dict[str, Any]]:
     """What tasks.toml says."""
-    text = (SITE / "tasks.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text)["tasks"]
+    return read_toml(SITE / "tasks.toml")["tasks"]
 
 
 def _row(number: int, task: dict[str, Any], say: Say) -> str:

@@ -8,7 +8,6 @@ from the words of chapter 03's own figure. Each picture comes in a light and in 
 text stays text, a moving one needs no player, and GitHub shows both.
 """
 
-import argparse
 import re
 import sys
 from collections.abc import Callable
@@ -21,9 +20,11 @@ from pygments.lexers import PythonLexer
 from pygments.token import Comment, Keyword, Name, Number, Operator, String, _TokenType
 
 from course_tools import ROOT
+from course_tools.commands import parser_of
 from course_tools.notebooks.cells import ANSI
 from course_tools.site import ring_picture
 from course_tools.site.svg import THEMES, Theme, rectangle, words_at
+from course_tools.texts import has_text
 
 TO = ROOT / "source/pictures"
 WIDTH, MARGIN = 860, 18  # pixels, as all lengths here
@@ -261,14 +262,13 @@ def drawn() -> dict[str, str]:
 
 def main(argv: list[str] | None = None) -> int:
     """Writes the pictures, or says which are old; returns the exit status."""
-    summary = (__doc__ or "").split("\n")[0]
-    parser = argparse.ArgumentParser(description=summary)
+    parser = parser_of(__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing")
     arguments = parser.parse_args(argv)
     old = {}
     for name, text in drawn().items():
         path = TO / name
-        if not path.exists() or path.read_text(encoding="utf-8") != text:
+        if not has_text(path, text):
             old[path] = text
     if arguments.check:
         return tell_old([path.name for path in old])

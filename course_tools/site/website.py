@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from course_tools import ROOT
+from course_tools.commands import parser_of
 from course_tools.i18n import site_languages
 from course_tools.i18n.site_languages import Tongue
 from course_tools.site import live_parts, llms, pages, plans
@@ -153,8 +154,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def command_line() -> argparse.ArgumentParser:
     """Returns what can be asked of this command."""
-    summary = (__doc__ or "").split("\n")[0]
-    parser = argparse.ArgumentParser(description=summary)
+    parser = parser_of(__doc__)
     default_folder = ROOT / "build/site"
     parser.add_argument("--to", type=Path, default=default_folder, help="a folder for it")
     parser.add_argument("--parts", type=Path, default=PARTS, help="where Pyodide is kept")

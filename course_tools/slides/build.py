@@ -8,7 +8,6 @@ cell is: `deck` has the rule. reveal.js comes from npm, once; slides ask no othe
 anything, and nothing is written into the course. S opens the notes, which are the chapter's text.
 """
 
-import argparse
 import html
 import os
 import shutil
@@ -19,6 +18,7 @@ from string import Template
 from nbformat import NotebookNode
 
 from course_tools import ROOT
+from course_tools.commands import parser_of
 from course_tools.i18n import site_languages
 from course_tools.i18n.site_languages import Tongue
 from course_tools.learner import copies
@@ -79,8 +79,7 @@ def index(chapters: dict[Path, NotebookNode], to: Path) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line."""
-    summary = (__doc__ or "").split("\n")[0]
-    parser = argparse.ArgumentParser(description=summary)
+    parser = parser_of(__doc__)
     parser.add_argument("--to", type=Path, required=True, help="a folder for them")
     parser.add_argument("--parts", type=Path, default=kept(), help="where reveal.js is kept")
     parser.add_argument("chapters", nargs="*", help="such as 03; all if there are none")
