@@ -77,11 +77,10 @@ def _links_of_cells(path: Path, english: NotebookNode, root: Path) -> Iterator[s
     label, book = f"实验 {number}", "exercises"
     if path.parent.name == "notebooks":
         label, book = f"第 {number} 章", "notebooks"
+    anchors = [anchor for _, anchor in parts(english)]
     in_chinese = chinese.in_memory(path, root)
-    pairs = zip(parts(english), parts(in_chinese), strict=True)
-    for english_part, chinese_part in pairs:
-        _, anchor = english_part
-        heading, _ = chinese_part
+    headings = [heading for heading, _ in parts(in_chinese)]
+    for heading, anchor in zip(headings, anchors, strict=True):
         yield f"{label} [{heading}](../{book}/{path.name}#{anchor})"
 
 

@@ -233,6 +233,7 @@ def deeper(text: str, folder: str, translations: set[str]) -> str:
         if target in translations:
             parent, name = posixpath.split(target)
             target = posixpath.join(parent, "zh", name)
-        return opening + posixpath.relpath(target, f"{folder}/zh")
+        from_zh = posixpath.relpath(target, f"{folder}/zh")
+        return opening + from_zh
 
     return LINK.sub(link, text)

@@ -116,7 +116,8 @@ def terms_at_odds(terms: Terms, message: Message) -> Iterator[str]:
     chinese = re.sub(CODE, "", message.string)
     for term, entry in terms.items():
         right = entry["zh"]
-        for wrong in entry.get("never", ()):
+        wrong_words = entry.get("never", ())
+        for wrong in wrong_words:
             if wrong in chinese:
                 yield f"{term} is {right}, not {wrong}"
         if entry.get("loose") or not _is_used(term, english):

@@ -134,7 +134,8 @@ def edition(root: Path) -> Iterator[tuple[Path, str]]:
     documents = [root / file for file in chinese.DOCUMENTS.values()]
     translations = {path.relative_to(root).as_posix() for path in notebooks + documents}
     for path in notebooks:
-        yield _in_its_folder(path), _notebook_text(path, root, translations)
+        text = _notebook_text(path, root, translations)
+        yield _in_its_folder(path), text
     for path in documents:
         if not path.exists():
             continue
@@ -155,10 +156,12 @@ def _in_its_folder(path: Path) -> Path:
 def _notebook_text(path: Path, root: Path, translations: set[str]) -> str:
     """A notebook in Chinese as it is written, with links that hold in its folder."""
     notebook = chinese.in_memory(path, root)
+    folder = path.parent.name
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
-            cell.source = catalogues.deeper(cell.source, path.parent.name, translations)
-    return nbformat.writes(notebook) + "\n"
+            cell.source = catalogues.deeper(cell.source, folder, translations)
+    text = nbformat.writes(notebook)
+    return text + "\n"
 
 
 def update(root: Path, names: list[str]) -> None:
@@ -229,7 +232,8 @@ def todo(root: Path, names: list[str]) -> None:
     for source in sources(root, names):
         known = source.known()
         for unit in source.prose():
-            message = known.get(catalogues.key(unit))
+            key = catalogues.key(unit)
+            message = known.get(key)
             if not message or not message.string:
                 print(f"--- {source.name}: no translation\n{unit}\n")
             elif message.fuzzy:

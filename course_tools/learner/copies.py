@@ -119,11 +119,13 @@ def relinked(text: str, original: Path, root: Path, folder: Path) -> str:
         kind = kinds.get(linked_folder)
         if kind is None:
             target = root / linked_folder / file
-            place = Path(os.path.relpath(target, folder))
-            return opening + place.as_posix()
-        if file == MAP:
-            return opening + MY_MAP
-        return f"{opening}{kind}_{file}"
+            place = os.path.relpath(target, folder)
+            address = Path(place).as_posix()
+        elif file == MAP:
+            address = MY_MAP
+        else:
+            address = f"{kind}_{file}"
+        return opening + address
 
     return LINK.sub(link, text)
 

@@ -78,7 +78,8 @@ class Night:
         self.begun = time.time()
         shown = MONDAY + timedelta(days=day)  # when it seems to begin
         self.moved_s = shown.timestamp() - self.begun
-        self.folder = Path(tempfile.mkdtemp(dir=disk))
+        folder = tempfile.mkdtemp(dir=disk)
+        self.folder = Path(folder)
         self.scheduler_log = disk / "scheduler.log"
         self.scheduler_log.touch()
 

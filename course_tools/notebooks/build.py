@@ -206,8 +206,10 @@ def _drift(target: Target, root: Path) -> list[str]:
     """What is not as the source says about one notebook, each problem once."""
     if not target.built.exists():
         return ["missing"]
+    planned = plan(target)
     built = nbformat.read(target.built, as_version=4)
-    problems = [*differences(plan(target), built), *faults(built, root)]
+    problems = list(differences(planned, built))
+    problems += faults(built, root)
     built.metadata |= METADATA  # JupyterLab adds to these two when a notebook is opened
     if not problems and nbformat.writes(built) != nbformat.writes(tidy(built)):
         problems = ["was saved by an editor (timings, widget state, metadata)"]

@@ -135,9 +135,12 @@ def missing(root: Path = ROOT) -> list[str]:
     known.discard("title")
     notebooks = chapters(root) | labs(root)
     done = {row for row, _ in places(notebooks)}
-    lost = [f"{row}: no cell that was run carries the tag row-{row}" for row in known - done]
-    unknown = [f"row-{row}: no such row" for row in done - known]
-    return sorted(lost) + sorted(unknown)
+    problems = []
+    for row in sorted(known - done):
+        problems.append(f"{row}: no cell that was run carries the tag row-{row}")
+    for row in sorted(done - known):
+        problems.append(f"row-{row}: no such row")
+    return problems
 
 
 FORMS = {
@@ -271,11 +274,12 @@ def _links(places_of_row: list[Place]) -> Iterator[str]:
     for place in places_of_row:
         part = (place.notebook, place.heading)
         counts_of_part = counts.setdefault(part, [])
-        counts_of_part.append(place.count)
+        if place.count:
+            counts_of_part.append(place.count)
     for (notebook, heading), counts_of_part in counts.items():
-        numbers = [f"[{count}]" for count in sorted(counts_of_part) if count]
         link = _link(notebook)
-        yield f"{link} {heading} {' '.join(numbers)}"
+        numbers = " ".join(f"[{count}]" for count in sorted(counts_of_part))
+        yield f"{link} {heading} {numbers}"
 
 
 def _link(notebook: Path) -> str:

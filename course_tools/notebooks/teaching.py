@@ -167,7 +167,8 @@ def _is_folded(cell: NotebookNode) -> bool:
 
 def _written(code: str, stubs: list[str]) -> list[str]:
     """The functions and classes that learners write: those of stubs which the code checks."""
-    to_write = re.findall(r"^(?:def|class) (\w+)", "\n".join(stubs), re.MULTILINE)
+    code_of_stubs = "\n".join(stubs)
+    to_write = re.findall(r"^(?:def|class) (\w+)", code_of_stubs, re.MULTILINE)
     checked = re.findall(r"check\(\s*(?:[\w.]+\()*(\w+)", code)  # finished forms are as well
     return [name for name in checked if name in to_write]
 
@@ -309,14 +310,21 @@ def plan_text(root: Path = ROOT) -> str:
     """The page of plans."""
     blocks = ["# Plans", DONE, MODEL, ABOUT_PLANS]
     for plan in plans(root).values():
-        blocks.append(f"## {plan['title']}")
-        blocks.append(plan["for"].strip())
+        heading = f"## {plan['title']}"
+        purpose = plan["for"].strip()
+        blocks += [heading, purpose]
         for session in plan["sessions"]:
-            rows = list(session_rows(root, session))
-            rows.append(["**together**", *NOT_COUNTED, f"**{session['minutes']}**"])
-            table = _table(["what", *COUNTED], rows)
-            blocks += [f"### {session['title']}", table, _at_home(root, session)]
+            blocks += _session(root, session)
     return "\n\n".join(blocks) + "\n"
+
+
+def _session(root: Path, session: dict) -> list[str]:
+    """The heading of a session, the table of what is done in it, and what is left for home."""
+    rows = list(session_rows(root, session))
+    rows.append(["**together**", *NOT_COUNTED, f"**{session['minutes']}**"])
+    heading = f"### {session['title']}"
+    table = _table(["what", *COUNTED], rows)
+    return [heading, table, _at_home(root, session)]
 
 
 def home_minutes(root: Path, session: dict) -> int:

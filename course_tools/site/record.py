@@ -196,6 +196,7 @@ def described(network: Network) -> Json:
 
 
 def _write(choices: Json, cases: Json, runs: Json) -> None:
+    """Writes the place that a cell before this one has named, and says how large it is."""
     place = {"choices": choices, "cases": cases, "runs": runs}
     text = json.dumps(place, separators=(",", ":"))
     name = os.environ["SITE_PLACE"]

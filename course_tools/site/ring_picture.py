@@ -56,8 +56,10 @@ def next_state(before: list[list[int]], numbers: list[int], step: int) -> list[l
         chunk = chunk_of(number)
         possible = []
         if chunk < n:
-            arrived = before[rank - 1][chunk]
-            possible = [arrived, arrived + before[rank][chunk]]
+            sender = before[rank - 1]
+            arrived = sender[chunk]
+            total = before[rank][chunk] + arrived
+            possible = [arrived, total]
         if number not in possible:
             raise ValueError(f"rank {rank} cannot hold {number} after {step} steps")
         state[rank][chunk] = number
@@ -76,7 +78,8 @@ def shares(number: int) -> int:
 
 def words(states: States, summary: str) -> str:
     """Returns what the picture shows, for those who cannot see it."""
-    n, steps = len(states[0]), len(states) - 1
+    n = len(states[0])
+    steps = len(states) - 1
     return (
         f"An all-reduce of {n} ranks in a ring, in {steps} steps. In the first {n - 1} every rank "
         f"adds the chunk that arrives, in the others it keeps it. {summary}"
@@ -144,22 +147,22 @@ def grid(states: States, step: int, top: float, theme: Theme) -> str:
     """Returns all squares after a step, those that are new with a mark, below a title."""
     n = len(states[0])
     left = left_of_grid(step, n)
-    title = "at first" if step == 0 else f"step {step}"
     middle = left + n * SMALL_PITCH / 2
+    title = "at first"
+    before = states[0]
+    if step > 0:
+        title = f"step {step}"
+        before = states[step - 1]
     title_style = {"fill": theme.ink, "text_anchor": "middle"}
     parts = [words_at(middle, top - 12, title, **title_style)]
-    step_before = max(step - 1, 0)
-    before = states[step_before]
     for rank, chunks in enumerate(states[step]):
         y = top + rank * SMALL_PITCH
         for chunk, number in enumerate(chunks):
             x = left + chunk * SMALL_PITCH
-            drawn = square(number, n, x, y, SMALL, theme)
-            parts.append(drawn)
+            parts.append(square(number, n, x, y, SMALL, theme))
             is_new = number != before[rank][chunk]
             if is_new:
-                mark = outline(x, y, SMALL, theme)
-                parts.append(mark)
+                parts.append(outline(x, y, SMALL, theme))
     return "".join(parts)
 
 
@@ -240,9 +243,12 @@ class Clock:
 
 def changed_chunk(before: list[int], after: list[int]) -> int:
     """Returns the one chunk of a rank that a step has changed."""
-    changed = [chunk for chunk, number in enumerate(after) if number != before[chunk]]
-    (chunk,) = changed
-    return chunk
+    changed = []
+    for chunk in range(len(before)):
+        if before[chunk] != after[chunk]:
+            changed.append(chunk)
+    (only_one,) = changed
+    return only_one
 
 
 class MovingRing:
@@ -316,16 +322,18 @@ class MovingRing:
     def travelling(self, step: int, rank: int) -> str:
         """Returns the chunk that a rank gets in a step, on its way from the rank before it."""
         sender = rank - 1
+        from_x, from_y = PLACES[sender]
+        to_x, to_y = PLACES[rank]
         before = self.states[step - 1]
         after = self.states[step]
         chunk = changed_chunk(before[rank], after[rank])
         number = before[sender][chunk]
-        from_x, from_y = PLACES[sender]
-        to_x, to_y = PLACES[rank]
         x = from_x + chunk * PITCH
         drawn = square(number, self.n, x, from_y, SQUARE, self.theme)
         drawn += outline(x, from_y, SQUARE, self.theme)
-        movement = self.clock.moved(step, to_x - from_x, to_y - from_y)
+        dx = to_x - from_x
+        dy = to_y - from_y
+        movement = self.clock.moved(step, dx, dy)
         return element("g", drawn, class_=movement)
 
     def captions(self, summary: str) -> list[str]:

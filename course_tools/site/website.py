@@ -112,7 +112,8 @@ def remembered(highlight: Callable[..., str]) -> Callable[..., str]:
     def again(self: Any, source: str, lang: str, location: Any = None, **options: Any) -> str:
         key = repr((source, lang, options))
         if key not in known:
-            known[key] = highlight(self, source, lang, location=location, **options)
+            markup = highlight(self, source, lang, location=location, **options)
+            known[key] = markup
         return known[key]
 
     again.known = known

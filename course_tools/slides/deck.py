@@ -166,13 +166,14 @@ class Deck:
     def vote(self, question: Question) -> None:
         """The question as its paragraph asks it; without one, what the last paragraph is about."""
         subject = self.setting
-        if not PREDICT.search(subject) and len(subject) >= 350:
+        is_asked = PREDICT.search(subject) is not None
+        if not is_asked and len(subject) >= 350:
             subject = in_sight(subject)
         if self.waiting and self.waiting[-1] == self.setting:
             self.waiting.pop()
-        asked = words(PREDICT.sub("", subject))
+        without_mark = PREDICT.sub("", subject)
         ballot = vote(question, self.say("Write it down first."))
-        slide = self.show(asked, ballot, label=self.say("Vote"))
+        slide = self.show(words(without_mark), ballot, label=self.say("Vote"))
         slide.notes.append(self.setting)
 
     def run(self, cell: NotebookNode) -> None:
