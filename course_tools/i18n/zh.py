@@ -130,9 +130,15 @@ def _begins(name: str, start: str) -> bool:
 
 def edition(root: Path) -> Iterator[tuple[Path, str]]:
     """Yields every file of the Chinese edition with its text."""
-    notebooks = [target.built for target in build.targets(root) if target.built.exists()]
+    notebooks = []
+    for target in build.targets(root):
+        if target.built.exists():
+            notebooks.append(target.built)
     documents = [root / file for file in chinese.DOCUMENTS.values()]
-    translations = {path.relative_to(root).as_posix() for path in notebooks + documents}
+    translations = set()
+    for path in notebooks + documents:
+        place = path.relative_to(root)
+        translations.add(place.as_posix())
     for path in notebooks:
         text = _notebook_text(path, root, translations)
         yield _in_its_folder(path), text

@@ -95,13 +95,15 @@ def packages(root: Path) -> Iterator[Line]:
         release, _, _ = installed.partition("+")
         tested = pins.get(name, release)
         if problem:
-            yield Line(WRONG, f"{name} {installed} is {problem}: {_installing(root)}")
+            command = _installing(root)
+            yield Line(WRONG, f"{name} {installed} is {problem}: {command}")
         elif release != tested:
             untested.append(f"{name} {installed} (tested: {tested})")
     if absent:
         instead = "" if root == INSTALLED else "`make lab`, or "
         names = ", ".join(absent)
-        yield Line(WRONG, f"not installed: {names}; mend it by {instead}{_installing(root)}")
+        command = _installing(root)
+        yield Line(WRONG, f"not installed: {names}; mend it by {instead}{command}")
     if untested:
         names = ", ".join(untested)
         yield Line(MISSING, f"other versions than those tested: {names}")

@@ -95,8 +95,8 @@ class Night:
             for agent in agents:
                 agent.kill()
         if not during:
-            ends = [f"{node} {code}" for node, code in zip(NODES, codes, strict=True)]
-            self.say(f"ends; exit codes: {', '.join(ends)}")
+            first, second = codes
+            self.say(f"ends; exit codes: {NODES[0]} {first}, {NODES[1]} {second}")
 
     def start(self, script: Path, epochs: int, node_rank: int) -> subprocess.Popen:
         """Starts the agent of a node, as its launch line says."""

@@ -62,6 +62,11 @@ class Target(NamedTuple):
     built: Path
     cut: bool
 
+    def is_called(self, name: str) -> bool:
+        """Whether its slug begins with these words: `00`, or all of `00_start_here`."""
+        slug = self.built.stem
+        return slug == name or slug.startswith(f"{name}_")
+
 
 def targets(root: Path, names: Sequence[str] = ()) -> list[Target]:
     """Returns the notebooks of all sources, or of those named by slug (`00_start_here`, `00`)."""
@@ -70,7 +75,7 @@ def targets(root: Path, names: Sequence[str] = ()) -> list[Target]:
         return known
     chosen = []
     for name in names:
-        matches = [target for target in known if f"{target.built.stem}_".startswith(f"{name}_")]
+        matches = [target for target in known if target.is_called(name)]
         if not matches:
             slugs = {target.built.stem for target in known}
             there_are = ", ".join(sorted(slugs)) or "none yet"
@@ -153,7 +158,8 @@ def execute(notebook: NotebookNode, folder: Path, timeout: int = 600) -> None:
         if client.interrupted:  # which nbclient takes for a kernel that has died
             raise KeyboardInterrupt from None
         hint = "a cell failed (if it should, tag it raises-exception)"
-        raise BuildError(f"{hint}\n{ANSI.sub('', str(error))}") from None
+        without_colours = ANSI.sub("", str(error))
+        raise BuildError(f"{hint}\n{without_colours}") from None
 
 
 def build(target: Target, root: Path) -> None:

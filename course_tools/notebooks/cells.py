@@ -64,7 +64,8 @@ def write_percent(notebook: NotebookNode) -> str:
 
 def cut_solution(text: str) -> str:
     """Returns a code cell's text with every marked solution replaced by its stub."""
-    is_nested = any("### BEGIN SOLUTION" in match[3] for match in SOLUTION.finditer(text))
+    bodies = [match[3] for match in SOLUTION.finditer(text)]
+    is_nested = "### BEGIN SOLUTION" in "".join(bodies)
     result = SOLUTION.sub(_stub, text)
     if is_nested or re.search("### (BEGIN|END) SOLUTION", result):
         raise BuildError(f"a solution's markers do not pair up in the cell:\n{text}")
@@ -103,7 +104,10 @@ def compose(cells: Iterable[NotebookNode]) -> NotebookNode:
         seen[key] += 1  # equal cells still need ids of their own
         hashed = f"{key}\n{seen[key]}".encode()
         digest = hashlib.sha256(hashed).hexdigest()
-        kept = {name: cell.metadata[name] for name in KEPT if name in cell.metadata}
+        kept = {}
+        for name in KEPT:
+            if name in cell.metadata:
+                kept[name] = cell.metadata[name]
         new_cell = getattr(nbformat.v4, f"new_{cell.cell_type}_cell")
         new = new_cell(text, id=digest[:12], metadata=kept)
         if cell.get("attachments"):
@@ -134,9 +138,10 @@ def _tidy_outputs(outputs: Iterable[NotebookNode]) -> list[NotebookNode]:
                 continue
             output.data = data
         earlier = tidied[-1] if tidied else NotebookNode()
-        goes_on = output.output_type == "stream" and output.name == earlier.get("name")
-        if goes_on:
-            tidied[-1] = NotebookNode(earlier, text=earlier.text + output.text)
+        is_stream = output.output_type == "stream"
+        if is_stream and output.name == earlier.get("name"):
+            text = earlier.text + output.text
+            tidied[-1] = NotebookNode(earlier, text=text)
         else:
             tidied.append(output)
     return tidied

@@ -173,7 +173,8 @@ def facts(notebook: NotebookNode) -> dict[str, str]:
             lost.append(name)
     if lost:
         heading, *_ = text.splitlines()
-        missing_words = ", ".join(f"{name} as in `{FORMS[name]}`" for name in lost)
+        examples = [f"{name} as in `{FORMS[name]}`" for name in lost]
+        missing_words = ", ".join(examples)
         raise ValueError(f"the first cell below `{heading}` does not say its {missing_words}")
     return read
 
@@ -211,7 +212,8 @@ def _lab_minutes(lab: NotebookNode) -> int:
 
 def launches(notebook: NotebookNode) -> list[tuple[str, str]]:
     """Returns the worker and the backend of each `launch` in the cells, as they are written."""
-    code = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code")
+    code_cells = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+    code = "\n".join(code_cells)
     calls = []
     for node in ast.walk(ast.parse(code)):
         if not isinstance(node, ast.Call):

@@ -253,8 +253,9 @@ def session_rows(root: Path, session: dict) -> Iterator[list[str]]:
         if isinstance(how, int):
             row = [where, *NOT_COUNTED, str(how)]
         else:
-            minutes = minutes_of(root, where)
-            row = [f"{_link(root, where)} {how}", *_counted(minutes)]
+            link = _link(root, where)
+            counted = _counted(minutes_of(root, where))
+            row = [f"{link} {how}", *counted]
         left -= int(row[-1])
         yield row
     yield ["talk: predictions against measurements, checkpoint questions", *NOT_COUNTED, str(left)]

@@ -171,11 +171,15 @@ def front(to: Path, frame: str, site: Site, tongue: Tongue) -> None:
         "PDF": _link_to_pdf(tongue) if site.pdf else "",
         "ARTICLES": "articles/*" if tongue.code == "zh" else "",
     }
+
+    def filled(field: re.Match[str]) -> str:
+        return fields[field[1]]
+
     names_of_fields = "|".join(fields)
     for name in ("index.md", "start.md", "plan.md"):
         english = (SITE / name).read_text(encoding="utf-8")
         text = site_languages.titled(say(english), say)
-        text = re.sub(rf"({names_of_fields})\b", lambda field: fields[field[1]], text)
+        text = re.sub(rf"({names_of_fields})\b", filled, text)
         (to / name).write_text(text, encoding="utf-8")
 
 
@@ -186,7 +190,8 @@ def _table_of_chapters(tongue: Tongue) -> str:
         notebook = tongue.read(path)
         facts = course_map.facts(notebook)
         link = f"[{facts['title']}](notebooks/{path.name})"
-        rows.append(f"| {path.stem[:2]} | {link} | {facts['question']} |")
+        number = path.stem[:2]
+        rows.append(f"| {number} | {link} | {facts['question']} |")
     return "\n".join(rows)
 
 

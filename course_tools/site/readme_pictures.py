@@ -126,7 +126,9 @@ def line_at(spans: Spans, y: float) -> str:
 def page(height: float, body: str, words: str, theme: Theme, style: str = "") -> str:
     """Returns a whole picture, with the words that say what it shows."""
     style_of_frame = {"rx": 8, "fill": theme.page, "stroke": theme.border}
-    frame = rectangle(0.5, 0.5, WIDTH - 1, height - 1, **style_of_frame)
+    inner_width = WIDTH - 1  # the line around it is a pixel wide
+    inner_height = height - 1
+    frame = rectangle(0.5, 0.5, inner_width, inner_height, **style_of_frame)
     title = escape(words, quote=False)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" '

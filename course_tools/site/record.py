@@ -81,7 +81,10 @@ def keep_challenge() -> None:
     from course_challenge.judging import tried
     from course_challenge.leagues import LEAGUES
 
-    each_size_once = [case for case in all_cases() if case.size and case.league == "flat"]
+    each_size_once = []
+    for case in all_cases():
+        if case.size and case.league == "flat":
+            each_size_once.append(case)
     runs: dict[str, Json] = {}
     cases_of_league: dict[str, Json] = {name: {} for name in LEAGUES}
     for baseline, fn in BASELINES.items():
@@ -218,9 +221,10 @@ def record(notebook: str, wanted: dict[str, dict[str, str]]) -> None:
         if cell.cell_type != "code" or not left:
             continue
         cells.append(cell)
-        places_of_cell = [name for name in left if left[name]["after"] in cell.source]
-        for name in places_of_cell:
-            place = left.pop(name)
+        for name, place in list(left.items()):
+            if place["after"] not in cell.source:
+                continue
+            del left[name]
             keep_cell = _cell_that_keeps(name, place)
             keeping.append(keep_cell)
             cells.append(keep_cell)

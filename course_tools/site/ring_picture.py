@@ -4,6 +4,7 @@ A number tells its own story: its digit says which chunk it is, and the places o
 numbers are in it. 4004 is chunk 4, with what ranks 0 and 3 brought. Chapter 03 chose it so.
 """
 
+import itertools
 import re
 from itertools import pairwise
 
@@ -32,7 +33,8 @@ def read(figure: str) -> States:
     for step, numbers in enumerate(steps, start=1):
         state = next_state(states[-1], numbers, step)
         states.append(state)
-    smallest = min((number for chunks in states[-1] for number in chunks), default=0)
+    at_last = itertools.chain(*states[-1])
+    smallest = min(at_last, default=0)
     is_complete = shares(smallest) == n
     if len(steps) != 2 * (n - 1) or not is_complete:
         raise ValueError(f"this is no ring: {figure}")
@@ -44,7 +46,8 @@ def first_state(n: int) -> list[list[int]]:
     state = []
     for rank in range(n):
         place = 10**rank
-        state.append([place * (chunk + 1) for chunk in range(n)])
+        digits = range(1, n + 1)
+        state.append([place * digit for digit in digits])
     return state
 
 

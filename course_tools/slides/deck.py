@@ -15,13 +15,13 @@ from course_tools.notebooks.course_map import Say
 from course_tools.notebooks.predictions import Question, questions
 from course_tools.slides.markup import (
     MOST,
-    WHOLE,
     Piece,
     Slide,
     in_sight,
     listing,
     measured,
     outputs,
+    stresses,
     vote,
     words,
 )
@@ -140,8 +140,7 @@ class Deck:
         """Slides of nothing but words, if they stress any; returns those that stress none."""
         blocks = self.waiting
         self.waiting = []
-        stresses = any(WHOLE.match(block) or "**" in block for block in blocks)
-        if not stresses:
+        if not any(map(stresses, blocks)):
             return blocks
         slide = None
         for block in blocks:

@@ -89,6 +89,11 @@ def in_sight(text: str) -> str:
     return first
 
 
+def stresses(text: str) -> bool:
+    """Whether a paragraph has bold words, or is a list or the like, which is shown as a whole."""
+    return "**" in text or WHOLE.match(text) is not None
+
+
 def _is_sentence(text: str) -> bool:
     """Whether a text ends one: its marks and brackets are closed, and it is no abbreviation."""
     if columns(text) <= 35:
@@ -173,7 +178,9 @@ def vote(question: Question, write: str) -> Piece:
     """The question and its choices; who has no choices is told to write an answer down first."""
     answers = f"<p>{write}</p>"
     if question.choices:
-        boxes = "".join(f"<li>{html.escape(choice)}</li>" for choice in question.choices)
+        boxes = ""
+        for choice in question.choices:
+            boxes += f"<li>{html.escape(choice)}</li>"
         answers = f'<ol class="choices">{boxes}</ol>'
     text = html.escape(question.text)
     asks = f"<b>{text} …</b>{answers}"
