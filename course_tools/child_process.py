@@ -12,6 +12,10 @@ import torch
 from course_utils.launcher import transport
 from course_utils.launcher.deadlines import Deadline
 
+# The first byte of what a child writes.
+_RETURNED, _RAISED = b"+", b"-"
+_PART_BYTES = 1 << 20  # read at once
+
 
 def in_child_process(fn: Callable[[], Any], timeout: float = 60.0) -> Any:
     """Call a function in a forked process, whose output is dropped, and return what it returns.
@@ -20,21 +24,32 @@ def in_child_process(fn: Callable[[], Any], timeout: float = 60.0) -> Any:
         RuntimeError: It has failed, or was not done in time; its processes are gone.
     """
     reading, writing = os.pipe()
-    if not (pid := os.fork()):
+    child = os.fork()
+    if child == 0:
         _tell(fn, writing)
     os.close(writing)
     with os.fdopen(reading, "rb") as pipe:
         try:
-            parts, late = [], False
-            while not (late := not _comes(pipe, timeout)) and (part := os.read(reading, 1 << 20)):
-                parts.append(part)
+            answer, is_late = _read(pipe, timeout)
         finally:
-            os.kill(pid, signal.SIGKILL)  # and its ranks end with it
-            os.waitpid(pid, 0)
-    kind, content = (parts := b"".join(parts))[:1], parts[1:]
-    if late or kind != b"+":
-        raise RuntimeError(content.decode(errors="replace") or f"not done in {timeout:g} seconds")
+            os.kill(child, signal.SIGKILL)  # and its ranks end with it
+            os.waitpid(child, 0)
+    sign, content = answer[:1], answer[1:]
+    if is_late or sign != _RETURNED:
+        reason = content.decode(errors="replace")
+        raise RuntimeError(reason or f"not done in {timeout:g} seconds")
     return transport.unpack(content)
+
+
+def _read(pipe: IO[bytes], timeout: float) -> tuple[bytes, bool]:
+    """All that the child writes, and whether it was too late with some of it."""
+    answer = bytearray()
+    while _comes(pipe, timeout):
+        part = os.read(pipe.fileno(), _PART_BYTES)
+        if not part:
+            return bytes(answer), False
+        answer += part
+    return bytes(answer), True
 
 
 def _comes(pipe: IO[bytes], timeout: float) -> bool:
@@ -52,10 +67,10 @@ def _tell(fn: Callable[[], Any], writing: int) -> None:
         torch.set_num_threads(1)
         sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
         try:
-            said = b"+" + transport.pack(fn())
+            answer = _RETURNED + transport.pack(fn())
         except BaseException as error:
-            said = b"-" + f"{type(error).__name__}: {error}".encode()
+            answer = _RAISED + f"{type(error).__name__}: {error}".encode()
         with os.fdopen(writing, "wb") as pipe:
-            pipe.write(said)
+            pipe.write(answer)
     finally:
         os._exit(0)

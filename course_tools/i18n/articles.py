@@ -6,7 +6,6 @@ notebooks. What is wrong or out of date in an article says `source/zh/articles.t
 """
 
 import re
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from nbformat import NotebookNode
 
 from course_tools.i18n import catalogues, chinese, proofread
 from course_tools.notebooks import course_map
+from course_tools.texts import read_toml
 
 SENTENCES = "source/zh/articles.toml"
 
@@ -24,7 +24,7 @@ def form_and_sentences(root: Path) -> tuple[str, dict[str, dict[str, str]]]:
     path = root / SENTENCES
     if not path.exists():
         return "", {}
-    sentences = tomllib.loads(path.read_text(encoding="utf-8"))
+    sentences = read_toml(path)
     form = sentences.pop("page", "")
     return form, sentences
 
@@ -39,8 +39,9 @@ def parts(notebook: NotebookNode) -> Iterator[tuple[str, str]]:
             headings = re.findall(r"^##+ (.*)$", cell.source, re.MULTILINE)
         begins_with = None
         for heading in headings:
-            anchors.append(catalogues.anchor(heading, anchors))
-            current = (heading, anchors[-1])
+            anchor = catalogues.anchor(heading, anchors)
+            anchors.append(anchor)
+            current = (heading, anchor)
             begins_with = begins_with or current
         yield begins_with or current
 
@@ -48,14 +49,11 @@ def parts(notebook: NotebookNode) -> Iterator[tuple[str, str]]:
 def places(root: Path) -> dict[str, str]:
     """Returns by row the links to the parts of notebooks whose cells do it, with their numbers."""
     numbers: dict[str, dict[str, str]] = {}  # by row, and then by link
-    for path, english in (course_map.chapters(root) | course_map.labs(root)).items():
-        links = _links_of_cells(path, english, root)
-        for cell, link in zip(english.cells, links, strict=True):
-            for row, count in course_map.rows_of(cell):
-                numbers_of_row = numbers.setdefault(row, {})
-                numbers_of_row.setdefault(link, "")
-                if count:
-                    numbers_of_row[link] += f" [{count}]"
+    for row, link, count in _rows_with_links(root):
+        numbers_of_row = numbers.setdefault(row, {})
+        numbers_of_row.setdefault(link, "")
+        if count:
+            numbers_of_row[link] += f" [{count}]"
     result = {}
     for row, numbers_of_row in numbers.items():
         links = [link + written for link, written in numbers_of_row.items()]
@@ -63,13 +61,26 @@ def places(root: Path) -> dict[str, str]:
     return result
 
 
+def _rows_with_links(root: Path) -> Iterator[tuple[str, str, int]]:
+    """Yields each row that a cell does, a link to the cell's part, and the cell's number (or 0)."""
+    notebooks = course_map.chapters(root) | course_map.labs(root)
+    for path, english in notebooks.items():
+        links = _links_of_cells(path, english, root)
+        for cell, link in zip(english.cells, links, strict=True):
+            for row, count in course_map.rows_of(cell):
+                yield row, link, count
+
+
 def _links_of_cells(path: Path, english: NotebookNode, root: Path) -> Iterator[str]:
     """For each cell of a notebook a link to the part it is in, as the Chinese edition calls it."""
-    label, book = f"实验 {path.name[:2]}", "exercises"
+    number = path.name[:2]
+    label, book = f"实验 {number}", "exercises"
     if path.parent.name == "notebooks":
-        label, book = f"第 {path.name[:2]} 章", "notebooks"
-    parts_in_chinese = parts(chinese.in_memory(path, root))
-    for (_, anchor), (heading, _) in zip(parts(english), parts_in_chinese, strict=True):
+        label, book = f"第 {number} 章", "notebooks"
+    anchors = [anchor for _, anchor in parts(english)]
+    in_chinese = chinese.in_memory(path, root)
+    headings = [heading for heading, _ in parts(in_chinese)]
+    for heading, anchor in zip(headings, anchors, strict=True):
         yield f"{label} [{heading}](../{book}/{path.name}#{anchor})"
 
 
@@ -84,9 +95,11 @@ def pages(root: Path) -> Iterator[tuple[Path, str]]:
     for letter, article in known.items():
         titles[letter] = chinese.of_map(article["title"], root)
     for letter, article in known.items():
-        if letter in sentences:
-            text = _page(form, letter, article, sentences[letter], titles, links, root)
-            yield root / "articles" / f"{letter}.md", text
+        if letter not in sentences:
+            continue
+        path = root / "articles" / f"{letter}.md"
+        text = _page(form, letter, article, sentences[letter], titles, links, root)
+        yield path, text
 
 
 def _page(
@@ -113,12 +126,15 @@ def _page(
     for row, english in article.items():
         if row == "title":
             continue
-        rows.append(f"| {row} | {chinese.of_map(english, root)} | {links.get(row)} |")
+        in_chinese = chinese.of_map(english, root)
+        links_of_row = links.get(row)
+        rows.append(f"| {row} | {in_chinese} | {links_of_row} |")
         if row in sentences:
-            brief = links.get(row)
+            brief = links_of_row
             if brief and brief.count("；") >= 3:
                 brief = "见上表"
-            mends.append(f"- **{row}。** {sentences[row].strip()}（{brief}）")
+            mend = sentences[row].strip()
+            mends.append(f"- **{row}。** {mend}（{brief}）")
     for other, title in titles.items():
         if other != letter:
             others.append(f"[《{title}》]({other}.md)")
@@ -135,14 +151,16 @@ def faults(root: Path, terms: proofread.Terms) -> Iterator[str]:
     """Yields articles and rows that only one of the two files has, and slips of the Chinese."""
     _, sentences = form_and_sentences(root)
     known = course_map.rows(root) if sentences else {}
-    for letter in sorted(sentences.keys() ^ known.keys()):
+    letters_of_one_file = sentences.keys() ^ known.keys()
+    for letter in sorted(letters_of_one_file):
         yield f"{SENTENCES}: {letter} is in one of the two files alone"
     for letter, sentences_of_article in sentences.items():
-        rows = {"teaches", *known.get(letter, {})}
+        rows_of_article = known.get(letter, {})
         for row, text in sentences_of_article.items():
             message = Message(text, text)
-            slips = [*proofread.slips(message), *proofread.terms_at_odds(terms, message)]
-            if row not in rows:
+            slips = list(proofread.slips(message))
+            slips += proofread.terms_at_odds(terms, message)
+            if row != "teaches" and row not in rows_of_article:
                 slips.append("no such row")
             for slip in slips:
                 yield f"{SENTENCES}: {row}: {slip}"

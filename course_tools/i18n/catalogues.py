@@ -52,8 +52,9 @@ def units(text: str) -> list[str]:
 
 def is_prose(unit: str) -> bool:
     """Whether there is anything to translate; a drawing in words is, other code is not."""
-    if unit.lstrip().startswith("```"):
-        return unit.lstrip().startswith("```mermaid")
+    stripped = unit.lstrip()
+    if stripped.startswith("```"):
+        return stripped.startswith("```mermaid")
     if ' alt="' in unit:  # it describes a picture
         return True
     without_code = NO_PROSE.sub("", unit)
@@ -67,7 +68,7 @@ def key(unit: str) -> str:
 
 def prose(notebook: NotebookNode) -> list[str]:
     """Returns the units of a notebook that need a translation, each once."""
-    texts = (cell.source for cell in notebook.cells if cell.cell_type == "markdown")
+    texts = [cell.source for cell in notebook.cells if cell.cell_type == "markdown"]
     return prose_of("\n\n".join(texts))
 
 
@@ -95,7 +96,9 @@ def read(path: Path) -> Catalog:
 def empty() -> Catalog:
     """Returns a catalogue without entries."""
     catalog = Catalog("zh_CN", project="ddp-course", version="1", fuzzy=False)
-    catalog.last_translator = catalog.language_team = catalog.msgid_bugs_address = ""
+    catalog.last_translator = ""
+    catalog.language_team = ""
+    catalog.msgid_bugs_address = ""
     return catalog
 
 
@@ -127,7 +130,9 @@ def take_up(catalog: Catalog, wanted: list[str]) -> Catalog:
     for message in old.values():
         catalog.delete(message.id)
     for unit in wanted:
-        message = old.get(key(unit)) or _resembling(unit, unused)
+        message = old.get(key(unit))
+        if not message:
+            message = _resembling(unit, unused)
         catalog.add(unit, message.string, flags=message.flags, user_comments=message.user_comments)
     return catalog
 
@@ -166,11 +171,22 @@ def in_chinese(text: str, known: dict[str, Message]) -> tuple[str, int]:
         if not is_prose(unit):
             continue
         message = known.get(key(unit))
-        if message and message.string and not message.fuzzy:
+        if holds(message):
             parts[index] = message.string
         else:
             missing += 1
     return "\n".join(parts), missing
+
+
+def as_far_as_known(text: str, known: dict[str, Message]) -> str:
+    """Returns a text in Chinese; what nobody has translated stays English."""
+    translation, _ = in_chinese(text, known)
+    return translation
+
+
+def holds(message: Message | None) -> bool:
+    """Whether there is a translation, of the English as it is now."""
+    return message is not None and bool(message.string) and not message.fuzzy
 
 
 def translated(notebook: NotebookNode, known: dict[str, Message]) -> NotebookNode:
@@ -189,14 +205,16 @@ def translated(notebook: NotebookNode, known: dict[str, Message]) -> NotebookNod
             tags = cell.metadata.get("tags", [])
             cell.metadata["tags"] = [*tags, ENGLISH]
     if missing:
-        note = ALL_ENGLISH if missing == len(prose(notebook)) else PARTLY_ENGLISH
+        is_all = missing == len(prose(notebook))
+        note = ALL_ENGLISH if is_all else PARTLY_ENGLISH
         result.cells[0].source += f"\n\n{note.format(missing=missing)}"
     return result
 
 
 def anchor(heading: str, earlier: Collection[str]) -> str:
     """Returns the anchor that MyST makes of a heading, after those it has made on the page."""
-    slug = re.sub(r"[^\w\- ]", "", heading.strip().lower().replace(" ", "-"))
+    with_hyphens = heading.strip().lower().replace(" ", "-")
+    slug = re.sub(r"[^\w\- ]", "", with_hyphens)
     unused = slug
     repeats = 0
     while unused in earlier:
@@ -210,10 +228,12 @@ def deeper(text: str, folder: str, translations: set[str]) -> str:
 
     def link(match: re.Match[str]) -> str:
         opening, written = match.groups()
-        target = posixpath.normpath(posixpath.join(folder, written))
+        joined = posixpath.join(folder, written)
+        target = posixpath.normpath(joined)
         if target in translations:
             parent, name = posixpath.split(target)
             target = posixpath.join(parent, "zh", name)
-        return opening + posixpath.relpath(target, f"{folder}/zh")
+        from_zh = posixpath.relpath(target, f"{folder}/zh")
+        return opening + from_zh
 
     return LINK.sub(link, text)

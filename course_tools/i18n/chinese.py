@@ -20,47 +20,52 @@ KINDS = {"notebooks": "lessons/", "exercises": "labs/", "solutions": "labs/"}
 
 def catalogue_of(original: Path, root: Path) -> Path:
     """Returns where the catalogue of an English notebook or document lies, if there is one."""
-    return root / "source/zh" / f"{_catalogue_name(original, root)}.po"
+    name = _catalogue_name(original, root)
+    return root / "source/zh" / f"{name}.po"
 
 
 def _catalogue_name(original: Path, root: Path) -> str:
+    """What a catalogue is called, with its folder, as the text's source is."""
     place = original.relative_to(root).as_posix()
     for name, file in DOCUMENTS.items():
         if file == place:
             return name
     folder = KINDS[original.parent.name]
     is_lesson_or_lab = original.stem[0].isdigit()  # the challenge is neither
-    return folder + original.stem if is_lesson_or_lab else original.stem
+    if is_lesson_or_lab:
+        return folder + original.stem
+    return original.stem
 
 
 @functools.cache
 def _known(catalogue: Path) -> dict[str, Message]:
+    """The entries of a catalogue by their keys, read once."""
     return catalogues.words(catalogues.read(catalogue))
 
 
 def in_memory(original: Path, root: Path) -> NotebookNode:
     """Returns a notebook in Chinese, with links that hold where the English one lies."""
     english = nbformat.read(original, as_version=4)
-    return catalogues.translated(english, _known(catalogue_of(original, root)))
+    known = _known(catalogue_of(original, root))
+    return catalogues.translated(english, known)
 
 
 def document(original: Path, root: Path) -> str:
     """Returns a document in Chinese, with links that hold where the English one lies."""
     known = _known(catalogue_of(original, root))
-
-    def say(text: str) -> str:
-        return catalogues.in_chinese(text, known)[0]
-
+    say = functools.partial(catalogues.as_far_as_known, known=known)
     if original == root / DOCUMENTS[MAP]:  # made anew from the Chinese notebooks
         read = functools.partial(in_memory, root=root)
-        return course_map.text(root, course_map.Tongue(read, say))
-    return say(original.read_text(encoding="utf-8"))
+        in_chinese = course_map.Tongue(read, say)
+        return course_map.text(root, in_chinese)
+    english = original.read_text(encoding="utf-8")
+    return say(english)
 
 
 def of_map(text: str, root: Path) -> str:
     """Returns a sentence of the course map in Chinese; in English where it has no translation."""
     known = _known(root / "source/zh" / f"{MAP}.po")
-    return catalogues.in_chinese(text, known)[0]
+    return catalogues.as_far_as_known(text, known)
 
 
 def sentences_of_map(root: Path) -> list[str]:

@@ -29,7 +29,8 @@ def ids(root: Path) -> list[Id]:
     """Returns all messages in the order of the source, each once."""
     messages: dict[Id, None] = {}
     for package in _PACKAGES:
-        for path in sorted((root / package).rglob("*.py")):
+        paths = (root / package).rglob("*.py")
+        for path in sorted(paths):
             extracted = extract_from_file("python", path, keywords=_MARKED_BY)
             for _line, message, _comments, _context in extracted:
                 messages[message] = None
@@ -38,7 +39,10 @@ def ids(root: Path) -> list[Id]:
 
 def text_of(message: Id) -> str:
     """Returns what a message is known by: its form for one."""
-    return message if isinstance(message, str) else message[0]
+    if isinstance(message, str):
+        return message
+    for_one, _ = message
+    return for_one
 
 
 def prose(root: Path) -> list[str]:
@@ -53,7 +57,8 @@ def known(catalog: Catalog) -> dict[str, Message]:
         if not message.id:  # the header
             continue
         english = text_of(message.id)
-        entries[catalogues.key(english)] = Message(
+        key = catalogues.key(english)
+        entries[key] = Message(
             english,
             chinese_of(message),
             flags=message.flags,
@@ -64,30 +69,38 @@ def known(catalog: Catalog) -> dict[str, Message]:
 
 def chinese_of(message: Message) -> str:
     """Returns a message in Chinese, which has one form for all numbers; empty if nobody has it."""
-    return message.string if isinstance(message.string, str) else message.string[0]
+    if isinstance(message.string, str):
+        return message.string
+    return message.string[0]
 
 
 def take_up(catalog: Catalog, wanted: list[Id]) -> Catalog:
     """Returns the catalogue for these messages; see `catalogues.take_up`."""
     flat = catalogues.empty()
     for message in known(catalog).values():
-        flat.add(
-            message.id, message.string, flags=message.flags, user_comments=message.user_comments
-        )
-    flat = catalogues.take_up(flat, [text_of(message) for message in wanted])
+        _add(flat, message.id, message.string, message)
+    texts = [text_of(message) for message in wanted]
+    flat = catalogues.take_up(flat, texts)
     result = catalogues.empty()
     result.creation_date = catalog.creation_date
-    for message in wanted:
-        entry = flat.get(text_of(message))
-        chinese = entry.string if isinstance(message, str) else (entry.string,)
-        result.add(message, chinese, flags=entry.flags, user_comments=entry.user_comments)
+    for message, text in zip(wanted, texts, strict=True):
+        entry = flat.get(text)
+        has_one_form = isinstance(message, str)
+        chinese = entry.string if has_one_form else (entry.string,)
+        _add(result, message, chinese, entry)
     return result
+
+
+def _add(catalog: Catalog, message: Id, chinese: str | tuple[str], entry: Message) -> None:
+    """Adds a message to a catalogue, with the flags and comments of an entry."""
+    catalog.add(message, chinese, flags=entry.flags, user_comments=entry.user_comments)
 
 
 def compiled(root: Path) -> bytes:
     """Returns the catalogue as gettext reads it; what is fuzzy or missing is not in it."""
+    catalog = catalogues.read(root / CATALOGUE)
     file = io.BytesIO()
-    write_mo(file, catalogues.read(root / CATALOGUE))
+    write_mo(file, catalog)
     return file.getvalue()
 
 
@@ -104,19 +117,27 @@ def faults(root: Path) -> Iterator[str]:
         if not message.id:  # the header
             continue
         start = text_of(message.id)[:70]
-        chinese = chinese_of(message)
-        if not chinese:
+        if not chinese_of(message):
             yield f"no Chinese: {start}"
             continue
-        forms = [message.id] if isinstance(message.id, str) else message.id
-        odd: set[str] = set()
-        for form in forms:
-            odd |= fields(form) ^ fields(chinese)
+        odd = _fields_of_one_language(message)
         if odd:
-            yield f"fields differ: {' '.join(sorted(odd))}: {start}"
+            yield f"fields differ: {' '.join(odd)}: {start}"
     path = root / COMPILED
     if not path.exists() or path.read_bytes() != compiled(root):
         yield f"{COMPILED} is old: make zh"
+
+
+def _fields_of_one_language(message: Message) -> list[str]:
+    """The fields that only the Chinese has, or only one of the English forms."""
+    forms = message.id
+    if isinstance(forms, str):
+        forms = (forms,)
+    fields_in_chinese = fields(chinese_of(message))
+    odd: set[str] = set()
+    for form in forms:
+        odd |= fields(form) ^ fields_in_chinese
+    return sorted(odd)
 
 
 def fields(text: str) -> set[str]:

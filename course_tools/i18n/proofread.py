@@ -4,7 +4,6 @@
 """
 
 import re
-import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from babel.messages.catalog import Message
 from markdown_it import MarkdownIt
 
 from course_tools.i18n.catalogues import key
+from course_tools.texts import read_toml
 
 CODE = r"`[^`]*`|<code>.*?</code>"
 MARKS = {
@@ -49,32 +49,40 @@ def faults(known: dict[str, Message], wanted: Iterable[str], terms: Terms) -> It
 
 def slips(message: Message) -> Iterator[str]:
     """Yields what a translation has lost of its English, or spoilt."""
-    for name, pattern in MARKS.items():
-        english = _marks(pattern, message.id)
-        chinese = _marks(pattern, message.string)
-        lost = english - chinese
-        added = chinese - english
-        if name in ("code", "numbers"):  # said once, or more often, as the sentence wants it
-            lost = Counter(english.keys() - chinese.keys())
-            added = Counter()
-        if name == "links" and not lost:  # its readers may be led further
-            added = Counter()
-        if lost or added:
-            differences = [*lost, *(f"+{mark}" for mark in added)]
+    for name in MARKS:
+        differences = _differences(name, message)
+        if differences:
             yield f"{name} differ: {' '.join(differences)}"
-    half_width = HALF_WIDTH.search(SHOWN.sub("`", message.string))
+    without_code = SHOWN.sub("`", message.string)
+    half_width = HALF_WIDTH.search(without_code)
     if half_width:
         yield f"a sign of half width, or a line end, at {half_width[0]!r}"
     if "**" in _plain(message.string):
         yield "** that does not make bold: it needs a space, or a letter, on its outer side"
 
 
+def _differences(name: str, message: Message) -> list[str]:
+    """The marks of a kind that a translation has lost, and with a plus those that it has added."""
+    pattern = MARKS[name]
+    english = _marks(pattern, message.id)
+    chinese = _marks(pattern, message.string)
+    lost = english - chinese
+    added = chinese - english
+    if name in ("code", "numbers"):  # said once, or more often, as the sentence wants it
+        lost = Counter(english.keys() - chinese.keys())
+        added = Counter()
+    if name == "links" and not lost:  # its readers may be led further
+        added = Counter()
+    return [*lost, *(f"+{mark}" for mark in added)]
+
+
 def _marks(pattern: re.Pattern[str], text: str) -> Counter[str]:
     """How often each mark stands in a text: what the pattern's groups hold, or all that it fits."""
     marks: Counter[str] = Counter()
     for match in pattern.finditer(key(text)):
-        captured = "".join(match.groups(default=""))
-        marks[captured or match[0]] += 1
+        groups = match.groups(default="")
+        mark = "".join(groups) or match[0]
+        marks[mark] += 1
     return marks
 
 
@@ -94,9 +102,10 @@ def glossary(root: Path) -> Terms:
     path = root / "source/zh/glossary.toml"
     if not path.exists():
         return {}
-    written = tomllib.loads(path.read_text(encoding="utf-8"))
+    written = read_toml(path)
+    stay_english = written.get("english", {})
     terms = {}
-    for term, wrong_words in written.get("english", {}).items():  # terms that stay English
+    for term, wrong_words in stay_english.items():
         terms[term] = {"zh": term, "never": wrong_words, "loose": True}
     return terms | written.get("terms", {})
 
@@ -106,14 +115,18 @@ def terms_at_odds(terms: Terms, message: Message) -> Iterator[str]:
     english = re.sub(CODE, "", key(message.id)).lower()
     chinese = re.sub(CODE, "", message.string)
     for term, entry in terms.items():
-        for wrong in entry.get("never", ()):
+        right = entry["zh"]
+        wrong_words = entry.get("never", ())
+        for wrong in wrong_words:
             if wrong in chinese:
-                yield f"{term} is {entry['zh']}, not {wrong}"
-        if entry.get("loose"):
+                yield f"{term} is {right}, not {wrong}"
+        if entry.get("loose") or not _is_used(term, english):
             continue
-        is_used = re.search(rf"\b{re.escape(term)}s?\b", english)
-        if not is_used:
-            continue
-        right_words = [entry["zh"], *entry.get("also", ())]
+        right_words = [right, *entry.get("also", ())]
         if not any(word in chinese for word in right_words):
-            yield f"{term} is {entry['zh']}, which is missing"
+            yield f"{term} is {right}, which is missing"
+
+
+def _is_used(term: str, english: str) -> bool:
+    """Whether a text has a term, in the singular or the plural."""
+    return re.search(rf"\b{re.escape(term)}s?\b", english) is not None

@@ -7,7 +7,6 @@ place in both, below `zh/` in Chinese, so that a link from one page to another h
 
 import json
 import re
-import tomllib
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from pathlib import Path
@@ -21,6 +20,7 @@ from nbformat import NotebookNode
 from course_tools import ROOT
 from course_tools.i18n import catalogues, chinese
 from course_tools.notebooks.course_map import Say
+from course_tools.texts import read_toml
 
 CATALOGUE = "source/zh/site.po"
 TEXTS = ("source/site/index.md", "source/site/start.md", "source/site/plan.md")
@@ -59,19 +59,18 @@ class Tongue(NamedTuple):
 @cache
 def english() -> Tongue:
     """Returns the language in which everything is written."""
-    return Tongue("en", "../", cache(partial(nbformat.read, as_version=4)), _in_english, str)
+    read = cache(partial(nbformat.read, as_version=4))
+    return Tongue(code="en", up="../", read=read, document=_in_english, say=str)
 
 
 @cache
 def in_chinese(root: Path = ROOT) -> Tongue:
     """Returns the language that is made of English and of catalogues."""
     known = catalogues.words(catalogues.read(root / CATALOGUE))
-
-    def say(text: str) -> str:
-        return catalogues.in_chinese(text, known)[0]
-
+    say = partial(catalogues.as_far_as_known, known=known)
     read = cache(partial(chinese.in_memory, root=root))
-    return Tongue("zh", "../../", read, partial(_in_chinese, root=root, say=say), say)
+    document = partial(_in_chinese, root=root, say=say)
+    return Tongue(code="zh", up="../../", read=read, document=document, say=say)
 
 
 def _in_english(path: Path) -> str:
@@ -86,15 +85,16 @@ def _in_chinese(path: Path, root: Path, say: Say) -> str:
     place = path.relative_to(root).as_posix()
     if place in chinese.DOCUMENTS.values():
         text = chinese.document(path, root)
-    elif place in TEXTS:
-        text = say(path.read_text(encoding="utf-8"))
     else:
         text = path.read_text(encoding="utf-8")
-        if path.parent.name == "articles":
+        if place in TEXTS:
+            text = say(text)
+        elif path.parent.name == "articles":
             text = re.sub("链接通向英文版；.*", "", text)
         else:
             text = re.sub(r"\A(# .*\n)", rf"\1\n{MARK}\n", text)
-    return _to_headings(text.replace("](README.zh.md)", "](README.md)"), path.parent)
+    text = text.replace("](README.zh.md)", "](README.md)")
+    return _to_headings(text, path.parent)
 
 
 def _to_headings(text: str, folder: Path) -> str:
@@ -102,8 +102,9 @@ def _to_headings(text: str, folder: Path) -> str:
 
     def link(match: re.Match[str]) -> str:
         notebook, english_anchor = match.groups()
-        anchors = _headings((folder / notebook).resolve())
-        return f"({notebook}#{anchors[english_anchor]})"
+        path = (folder / notebook).resolve()
+        anchor = _headings(path)[english_anchor]
+        return f"({notebook}#{anchor})"
 
     return re.sub(r"\(([\w./-]+\.ipynb)#([^)]+)\)", link, text)
 
@@ -123,16 +124,22 @@ def slugs(notebook: NotebookNode) -> list[str]:
         if cell.cell_type != "markdown":
             continue
         for heading in re.findall(r"^#{1,3} (.*)$", cell.source, re.MULTILINE):
-            anchors.append(catalogues.anchor(heading, anchors))
+            anchor = catalogues.anchor(heading, anchors)
+            anchors.append(anchor)
     return anchors
 
 
 def sentences(root: Path) -> list[str]:
     """Returns all that the site says beside the course's own texts, each once."""
-    return list(dict.fromkeys(_sentences(root)))
+    each_once: dict[str, None] = {}
+    for part in (_of_documents, _of_places, _of_tasks, _of_frames, _of_scripts):
+        each_once |= dict.fromkeys(part(root))
+    each_once |= dict.fromkeys(THEME)
+    return list(each_once)
 
 
-def _sentences(root: Path) -> Iterator[str]:
+def _of_documents(root: Path) -> Iterator[str]:
+    """Yields what the documents of the site say, with the titles of their toctrees."""
     for name in TEXTS:
         text = (root / name).read_text(encoding="utf-8")
         for unit in catalogues.prose_of(text):
@@ -140,26 +147,45 @@ def _sentences(root: Path) -> Iterator[str]:
                 yield unit
         for groups in TITLE.findall(text):
             yield "".join(groups)
+
+
+def _of_places(root: Path) -> Iterator[str]:
+    """Yields what stands around the sliders, and what their recordings compare."""
     site = root / "source/site"
-    places = tomllib.loads((site / "places.toml").read_text("utf-8"))
+    places = read_toml(site / "places.toml")
     for place in places.values():
         yield place["title"]
         yield place["text"]
-    for path in sorted((site / "recordings").glob("*.json")):
-        choices = json.loads(path.read_text("utf-8"))["choices"]
-        yield from filter(str.islower, choices)
-    for task in tomllib.loads((site / "tasks.toml").read_text("utf-8"))["tasks"]:
+    recordings = (site / "recordings").glob("*.json")
+    for path in sorted(recordings):
+        recording = json.loads(path.read_text("utf-8"))
+        yield from filter(str.islower, recording["choices"])
+
+
+def _of_tasks(root: Path) -> Iterator[str]:
+    """Yields the tasks of the page with plans, and their hints."""
+    tasks = read_toml(root / "source/site/tasks.toml")["tasks"]
+    for task in tasks:
         yield task["text"]
         yield from task["hints"]
-    for frame in ("live.html", "plan.html"):
-        for groups in LABEL.findall((site / frame).read_text("utf-8")):
+
+
+def _of_frames(root: Path) -> Iterator[str]:
+    """Yields the words of the frames around sliders."""
+    for name in ("live.html", "plan.html"):
+        text = (root / "source/site" / name).read_text("utf-8")
+        for groups in LABEL.findall(text):
             yield "".join(groups)
+
+
+def _of_scripts(root: Path) -> Iterator[str]:
+    """Yields what Python and JavaScript say."""
     scripts: list[Path] = []
     for pattern in SAYS:
         scripts += root.glob(pattern)
     for path in sorted(scripts):
-        yield from re.findall(r'\bsay\(\s*"(.+?)"', path.read_text(encoding="utf-8"))
-    yield from THEME
+        text = path.read_text(encoding="utf-8")
+        yield from re.findall(r'\bsay\(\s*"(.+?)"', text)
 
 
 def labelled(text: str, say: Say) -> str:

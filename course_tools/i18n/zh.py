@@ -11,7 +11,6 @@ the folders zh/, which git ignores, README.zh.md, the pages about the articles, 
 of what the course says while it runs (see `messages`).
 """
 
-import argparse
 import difflib
 import sys
 from collections.abc import Iterable, Iterator
@@ -22,6 +21,7 @@ import nbformat
 from babel.messages.catalog import Catalog, Message
 from babel.messages.pofile import PoFileError
 
+from course_tools.commands import parser_of
 from course_tools.i18n import (
     articles,
     catalogues,
@@ -32,6 +32,7 @@ from course_tools.i18n import (
 )
 from course_tools.notebooks import build
 from course_tools.notebooks.cells import BuildError
+from course_tools.texts import has_text
 
 
 class Source(NamedTuple):
@@ -45,14 +46,16 @@ class Source(NamedTuple):
     def prose(self) -> list[str]:
         """Returns what is to be translated, unit by unit."""
         if self.notebook:
-            return catalogues.prose(build.plan(self.notebook))
+            planned = build.plan(self.notebook)
+            return catalogues.prose(planned)
         if self.name == messages.NAME:
             return messages.prose(self.file.parent)
         if self.name == chinese.MAP:
             return chinese.sentences_of_map(self.file.parents[1])
         if self.name == "site":
             return site_languages.sentences(self.file.parents[2])
-        return catalogues.prose_of(self.file.read_text(encoding="utf-8"))
+        text = self.file.read_text(encoding="utf-8")
+        return catalogues.prose_of(text)
 
     def known(self) -> dict[str, Message]:
         """Returns the entries of the catalogue by their keys; none if there is no catalogue."""
@@ -65,15 +68,18 @@ class Source(NamedTuple):
         """Writes the catalogue as the English is now."""
         catalog = catalogues.read(self.catalogue)
         if self.name == messages.NAME:
-            catalog = messages.take_up(catalog, messages.ids(self.file.parent))
+            ids = messages.ids(self.file.parent)
+            catalog = messages.take_up(catalog, ids)
         else:
             catalog = catalogues.take_up(catalog, self.prose())
         self.write(catalog)
 
     def write(self, catalog: Catalog) -> None:
         """Writes a catalogue of this text."""
-        root = self.catalogue.parents[len(Path(self.name).parts) + 1]
-        catalogues.write(catalog, self.catalogue, self.file.relative_to(root).as_posix())
+        folders = len(Path(self.name).parts)
+        root = self.catalogue.parents[folders + 1]
+        place = self.file.relative_to(root).as_posix()
+        catalogues.write(catalog, self.catalogue, place)
 
 
 def sources(root: Path, names: Iterable[str] = ()) -> list[Source]:
@@ -82,63 +88,86 @@ def sources(root: Path, names: Iterable[str] = ()) -> list[Source]:
     Raises:
         BuildError: Nothing has such a name.
     """
-    by_name = {source.name: source for source in _all_sources(root)}
+    known = list(_all_sources(root))
     chosen, unknown = set(), []
     for start in names:
-        matching = [name for name in by_name if _begins(name, start)]
+        matching = [source.name for source in known if _begins(source.name, start)]
         chosen.update(matching)
         if not matching:
             unknown.append(start)
     if unknown:
-        raise BuildError(f"nothing is called {', '.join(unknown)}; there are: {', '.join(by_name)}")
+        there_are = ", ".join(source.name for source in known)
+        raise BuildError(f"nothing is called {', '.join(unknown)}; there are: {there_are}")
     if not chosen:
-        return list(by_name.values())
-    return [source for name, source in by_name.items() if name in chosen]
+        return known
+    return [source for source in known if source.name in chosen]
 
 
 def _all_sources(root: Path) -> Iterator[Source]:
+    """Yields every English text that has a catalogue, or may have one."""
     catalogue_folder = root / "source/zh"
     for target in build.targets(root):
         if target.cut:  # the same text as its solution
             continue
         place = target.source.relative_to(root / "source")
         name = place.with_suffix("").as_posix()
-        yield Source(name, target.source, catalogue_folder / f"{name}.po", target)
+        catalogue = catalogue_folder / f"{name}.po"
+        yield Source(name, target.source, catalogue, target)
     documents = {name: root / file for name, file in chinese.DOCUMENTS.items()}
     documents[messages.NAME] = root / "course_utils"
     documents["site"] = root / "source/site/index.md"
     for name, file in documents.items():
         if file.exists():
-            yield Source(name, file, catalogue_folder / f"{name}.po", None)
+            catalogue = catalogue_folder / f"{name}.po"
+            yield Source(name, file, catalogue, notebook=None)
 
 
 def _begins(name: str, start: str) -> bool:
-    name_in_folder = name.partition("/")[2]
+    """Whether a name begins so, with its folder or without."""
+    _, _, name_in_folder = name.partition("/")
     return name.startswith(start) or name_in_folder.startswith(start)
 
 
 def edition(root: Path) -> Iterator[tuple[Path, str]]:
     """Yields every file of the Chinese edition with its text."""
-    notebooks = [target.built for target in build.targets(root) if target.built.exists()]
+    notebooks = []
+    for target in build.targets(root):
+        if target.built.exists():
+            notebooks.append(target.built)
     documents = [root / file for file in chinese.DOCUMENTS.values()]
-    translations = {path.relative_to(root).as_posix() for path in notebooks + documents}
+    translations = set()
+    for path in notebooks + documents:
+        place = path.relative_to(root)
+        translations.add(place.as_posix())
     for path in notebooks:
-        notebook = chinese.in_memory(path, root)
-        for cell in notebook.cells:
-            if cell.cell_type == "markdown":
-                cell.source = catalogues.deeper(cell.source, path.parent.name, translations)
-        yield path.parent / "zh" / path.name, nbformat.writes(notebook) + "\n"
+        text = _notebook_text(path, root, translations)
+        yield _in_its_folder(path), text
     for path in documents:
         if not path.exists():
             continue
         text = chinese.document(path, root)
-        folder = path.parent
-        if folder == root:
+        if path.parent == root:
             yield root / "README.zh.md", text
         else:
-            text = catalogues.deeper(text, folder.name, translations)
-            yield folder / "zh" / path.name, text
+            text = catalogues.deeper(text, path.parent.name, translations)
+            yield _in_its_folder(path), text
     yield from articles.pages(root)
+
+
+def _in_its_folder(path: Path) -> Path:
+    """Where the Chinese form of a file lies."""
+    return path.parent / "zh" / path.name
+
+
+def _notebook_text(path: Path, root: Path, translations: set[str]) -> str:
+    """A notebook in Chinese as it is written, with links that hold in its folder."""
+    notebook = chinese.in_memory(path, root)
+    folder = path.parent.name
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            cell.source = catalogues.deeper(cell.source, folder, translations)
+    text = nbformat.writes(notebook)
+    return text + "\n"
 
 
 def update(root: Path, names: list[str]) -> None:
@@ -163,7 +192,7 @@ def check(root: Path) -> int:
                 faults += messages.faults(root)
             place = source.catalogue.relative_to(root)
             problems += [f"{place}: {fault}" for fault in faults]
-        number = source.name.partition("_")[0]
+        number, _, _ = source.name.partition("_")
         label = number if "/" in number else source.name
         shares.append(f"{label} {percent} %")
     problems += articles.faults(root, terms)
@@ -185,7 +214,7 @@ def share(known: dict[str, Message], units: list[str]) -> int:
     translated = 0
     for unit in units:
         message = known.get(catalogues.key(unit))
-        if message and message.string and not message.fuzzy:
+        if catalogues.holds(message):
             translated += 1
     return 100 * translated // len(units)
 
@@ -195,11 +224,13 @@ def old_files(root: Path) -> Iterator[str]:
     kept = {}
     readme = root / "README.zh.md"
     if readme.exists():
-        kept[readme] = chinese.document(root / "README.md", root)
+        english = root / "README.md"
+        kept[readme] = chinese.document(english, root)
     kept |= dict(articles.pages(root))
     for path, text in kept.items():
-        if not path.exists() or path.read_text("utf-8") != text:
-            yield f"{path.relative_to(root)} is old: make zh"
+        if not has_text(path, text):
+            place = path.relative_to(root)
+            yield f"{place} is old: make zh"
 
 
 def todo(root: Path, names: list[str]) -> None:
@@ -207,8 +238,9 @@ def todo(root: Path, names: list[str]) -> None:
     for source in sources(root, names):
         known = source.known()
         for unit in source.prose():
-            message = known.get(catalogues.key(unit))
-            if not (message and message.string):
+            key = catalogues.key(unit)
+            message = known.get(key)
+            if not message or not message.string:
                 print(f"--- {source.name}: no translation\n{unit}\n")
             elif message.fuzzy:
                 changes = _changes(message, unit)
@@ -217,9 +249,11 @@ def todo(root: Path, names: list[str]) -> None:
 
 def _changes(message: Message, unit: str) -> str:
     """The words that came (`+`) or went (`-`) since a fuzzy message was translated."""
-    former_words = " ".join(message.user_comments).removeprefix("was: ").split()
+    comment = " ".join(message.user_comments)
+    former_words = comment.removeprefix("was: ").split()
+    words = unit.split()
     changes = []
-    for line in difflib.ndiff(former_words, unit.split()):
+    for line in difflib.ndiff(former_words, words):
         if line.startswith(("+", "-")):
             changes.append(line.replace(" ", "", 1))
     return " ".join(changes)
@@ -227,14 +261,7 @@ def _changes(message: Message, unit: str) -> str:
 
 def right(root: Path, text: str) -> int:
     """Marks the one changed translation whose English has these words as looked at."""
-    words = catalogues.key(text)
-    matching = []
-    for source in sources(root):
-        if not source.catalogue.exists():
-            continue
-        for message in source.known().values():
-            if message.fuzzy and words in catalogues.key(message.id):
-                matching.append((source, message))
+    matching = list(_changed_with(root, catalogues.key(text)))
     if len(matching) != 1:
         print(f"{len(matching)} changed paragraphs have these words, not one", file=sys.stderr)
         return 1
@@ -248,9 +275,19 @@ def right(root: Path, text: str) -> int:
     return 0
 
 
+def _changed_with(root: Path, words: str) -> Iterator[tuple[Source, Message]]:
+    """Yields the changed translations whose English has these words, each with its source."""
+    for source in sources(root):
+        if not source.catalogue.exists():
+            continue
+        for message in source.known().values():
+            if message.fuzzy and words in catalogues.key(message.id):
+                yield source, message
+
+
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser = parser_of(__doc__)
     parser.add_argument("names", nargs="*", help="such as 03, labs/03, README; all if none")
     parser.add_argument("--check", action="store_true", help="report, change nothing")
     parser.add_argument("--todo", action="store_true", help="print what is to be done")

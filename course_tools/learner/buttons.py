@@ -30,12 +30,14 @@ def add_buttons(lab: NotebookNode, solution: NotebookNode | None, language: str)
         language: `zh`, or nothing for English.
     """
     answers = _answers(lab, solution)
-    for index in reversed(range(len(lab.cells))):
-        cell = lab.cells[index]
+    cells = []
+    for index, cell in enumerate(lab.cells):
+        cells.append(cell)
         check = _check_below(lab.cells[index + 1 :])
         if check is not None and cell.id in answers:
             row = _row(cell, check, answers[cell.id], WORDS[language])
-            lab.cells.insert(index + 1, row)
+            cells.append(row)
+    lab.cells = cells
 
 
 def is_buttons(cell: NotebookNode) -> bool:
@@ -46,20 +48,22 @@ def is_buttons(cell: NotebookNode) -> bool:
 def _answers(lab: NotebookNode, solution: NotebookNode | None) -> dict[str, str]:
     """Our answer to each cell that a learner has to write, by the cell's id; empty if unknown."""
     if solution is None or len(solution.cells) != len(lab.cells):
-        stubs = filter(_is_stub, lab.cells)
-        return {cell.id: "" for cell in stubs}
+        return {cell.id: "" for cell in lab.cells if _is_stub(cell)}
     answers = {}
     for cell, solved in zip(lab.cells, solution.cells, strict=True):
-        if cell.cell_type == "code" and cell.source != solved.source:
+        is_solved = cell.source != solved.source
+        if cell.cell_type == "code" and is_solved:
             answers[cell.id] = _unmarked(solved.source)
     return answers
 
 
 def _is_stub(cell: NotebookNode) -> bool:
+    """Whether a learner has to write in a cell."""
     return cell.cell_type == "code" and "raise NotImplementedError(" in cell.source
 
 
 def _unmarked(source: str) -> str:
+    """A solved cell without the markers around the solution."""
     lines = []
     for line in source.split("\n"):
         is_mark = line.strip().startswith(_MARKS)
@@ -81,9 +85,13 @@ def _check_below(cells: list[NotebookNode]) -> NotebookNode | None:
 def _row(
     cell: NotebookNode, check: NotebookNode, answer: str, words: tuple[str, ...]
 ) -> NotebookNode:
+    """The cell with the buttons below an answer."""
     check_word, hint_word, answer_word, progress_word = words
     ids = {"answer": cell.id, "check": check.id}
-    buttons = [_button("check", ids, check_word), _button("hint", ids, hint_word)]
+    buttons = [
+        _button("check", ids, check_word),
+        _button("hint", ids, hint_word),
+    ]
     if answer:
         ids_and_answer = {**ids, "packed": packed(answer)}
         buttons.append(_button("answer", ids_and_answer, answer_word))
@@ -94,14 +102,16 @@ def _row(
             f'\n<details class="course-answer"><summary>{answer_word}</summary>'
             "<pre><code>solutions/</code></pre></details>"
         )
-    return NotebookNode(new_markdown_cell(text), id=f"{_ID}{cell.id}"[:64])
+    row_id = f"{_ID}{cell.id}"[:64]
+    return NotebookNode(new_markdown_cell(text), id=row_id)
 
 
 def _button(command: str, args: dict[str, str], word: str) -> str:
-    written = html.escape(json.dumps(args))
+    """A button that runs a command of ours in JupyterLab."""
+    args_json = json.dumps(args)
     return (
         f'<button data-commandlinker-command="course:{command}" '
-        f'data-commandlinker-args="{written}">{word}</button>'
+        f'data-commandlinker-args="{html.escape(args_json)}">{word}</button>'
     )
 
 

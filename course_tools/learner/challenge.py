@@ -9,7 +9,6 @@ keeps nothing. The second prints one board of all *.jsonl files in a folder. The
 entries again before it does so.
 """
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ import nbformat
 
 from course_challenge import judging, leaderboard
 from course_tools import ROOT
+from course_tools.commands import parser_of
 from course_tools.learner import copies
 
 FILE = "challenge.jsonl"
@@ -40,6 +40,11 @@ def merged_boards(folder: Path, judge_again: bool) -> str:
     if judge_again:
         best = leaderboard.merged(rows)
         rows = leaderboard.judged_again(best)
+    return _board_below_reference(rows)
+
+
+def _board_below_reference(rows: list[dict]) -> str:
+    """A board of rows, below the baselines and the house record."""
     reference = leaderboard.read([leaderboard.REFERENCE])
     return leaderboard.board([*reference, *rows])
 
@@ -55,23 +60,21 @@ def judge_saved(folder: Path, name: str | None) -> int:
     score = judging.judged(text, name or "your entry")
     print(score, end="\n\n")
     kept = folder / FILE
-    earlier = leaderboard.read([kept]) if kept.exists() else []
-    new = leaderboard.rows_of(score, score.name)
-    best = leaderboard.merged([*earlier, *new])
+    rows = leaderboard.read([kept]) if kept.exists() else []
+    rows += leaderboard.rows_of(score, score.name)
+    best = leaderboard.merged(rows)
     advice = "Nothing is kept without a name: make challenge name=Ada"
     if name:
         leaderboard.write(kept, best)
         advice = f"Your best is kept in {kept.name}: give that file to merge."
-    reference = leaderboard.read([leaderboard.REFERENCE])
-    print(leaderboard.board([*reference, *best]))
+    print(_board_below_reference(best))
     print(f"\n{advice}")
     return 1 if score.why else 0
 
 
 def main(args: Sequence[str] | None = None, root: Path = ROOT) -> int:
     """Does what the command line asks and returns its exit status."""
-    summary = (__doc__ or "").split("\n")[0]
-    parser = argparse.ArgumentParser(description=summary)
+    parser = parser_of(__doc__)
     parser.add_argument("--name", help="as it is to stand on the board", default=None)
     parser.add_argument("--merge", type=Path, metavar="FOLDER", help="a folder of *.jsonl files")
     parser.add_argument("--again", action="store_true", help="judge the merged entries again")

@@ -47,11 +47,14 @@ def language() -> str:
 
 def home(root: Path) -> Path:
     """The folder of the copies."""
-    folder = Path(os.environ.get("COURSE_MY") or root / "my")
-    return (folder / language()).expanduser().resolve()
+    chosen = os.environ.get("COURSE_MY")
+    folder = Path(chosen) if chosen else root / "my"
+    in_language = folder / language()
+    return in_language.expanduser().resolve()
 
 
 def _original(path: Path, root: Path) -> NotebookNode:
+    """An original notebook in the learner's language."""
     if not language():
         return nbformat.read(path, as_version=4)
     from course_tools.i18n.chinese import in_memory
@@ -60,6 +63,7 @@ def _original(path: Path, root: Path) -> NotebookNode:
 
 
 def _document(path: Path, root: Path) -> str:
+    """A document of the course in the learner's language."""
     if not language():
         return path.read_text(encoding="utf-8")
     from course_tools.i18n.chinese import document
@@ -71,8 +75,10 @@ def originals(root: Path) -> dict[str, Path]:
     """The original of every copy, by its name: `lesson_03_...`, `lab_03_...`, `challenge`."""
     by_name = {}
     for kind, folder in FOLDERS.items():
-        for path in sorted((root / folder).glob("[0-9]*_*.ipynb")):
-            by_name[f"{kind}_{path.stem}"] = path
+        paths = (root / folder).glob("[0-9]*_*.ipynb")
+        for path in sorted(paths):
+            name = f"{kind}_{path.stem}"
+            by_name[name] = path
     challenge = root / FOLDERS["lab"] / "challenge.ipynb"
     if challenge.exists():
         by_name[challenge.stem] = challenge
@@ -96,6 +102,7 @@ def last_used(folder: Path) -> Path | None:
 
 
 def _has_been_run(path: Path) -> bool:
+    """Whether a cell of a notebook has been run."""
     notebook = _read(path)
     if notebook is None:
         return False
@@ -111,11 +118,14 @@ def relinked(text: str, original: Path, root: Path, folder: Path) -> str:
         linked_folder = written_folder or original.parent.name
         kind = kinds.get(linked_folder)
         if kind is None:
-            place = os.path.relpath(root / linked_folder / file, folder)
-            return opening + Path(place).as_posix()
-        if file == MAP:
-            return opening + MY_MAP
-        return f"{opening}{kind}_{file}"
+            target = root / linked_folder / file
+            place = os.path.relpath(target, folder)
+            address = Path(place).as_posix()
+        elif file == MAP:
+            address = MY_MAP
+        else:
+            address = f"{kind}_{file}"
+        return opening + address
 
     return LINK.sub(link, text)
 
@@ -129,13 +139,15 @@ def copied(original: Path, root: Path, folder: Path) -> NotebookNode:
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
             cell.source = relinked(cell.source, original, root, folder)
-        else:
-            cell.execution_count = None
-            if "keep-output" not in cell.metadata.get("tags", []):
-                cell.outputs = []
+            continue
+        cell.execution_count = None
+        tags = cell.metadata.get("tags", [])
+        if "keep-output" not in tags:
+            cell.outputs = []
     fold_explanations(notebook)
     if original.parent.name == FOLDERS["lab"]:
-        add_buttons(notebook, _solution(original, root), language())
+        solution = _solution(original, root)
+        add_buttons(notebook, solution, language())
     notebook.metadata["language_info"] = language_of_kernel()
     texts = {cell.id: _digest(cell.source) for cell in notebook.cells}
     notebook.metadata["course"] = {"original": original.name, "texts": texts}
@@ -143,6 +155,7 @@ def copied(original: Path, root: Path, folder: Path) -> NotebookNode:
 
 
 def _solution(original: Path, root: Path) -> NotebookNode | None:
+    """The solved form of an exercise notebook, where learners have one."""
     path = root / "solutions" / original.name
     if not path.exists():
         return None
@@ -228,10 +241,14 @@ def lay_out(root: Path, folder: Path, again: str = "make fresh only=") -> list[s
         elif has_newer_original(root, folder, name):
             notices.append(f"{copy.name} has a newer original: {again}{name}")
     if new_copies:
-        place = f"{folder.parent.name}/{folder.name}" if language() else folder.name
+        place = folder.name
+        if language():
+            place = f"{folder.parent.name}/{place}"
         notices.insert(0, f"{new_copies} notebooks of your own are in {place}/: write there.")
     lay_out_advice(folder)
-    return notices + lay_out_scripts(root, folder) + lay_out_map(root, folder)
+    notices += lay_out_scripts(root, folder)
+    notices += lay_out_map(root, folder)
+    return notices
 
 
 def lay_out_advice(folder: Path) -> None:
@@ -248,8 +265,9 @@ def has_newer_original(root: Path, folder: Path, name: str) -> bool:
     if copy is None:
         return False
     original = originals(root)[name]
-    wanted = copied(original, root, folder)
-    return _cells_of_original(_read(copy)) != _cells_of_original(wanted)
+    made_of = _cells_of_original(_read(copy))
+    wanted = _cells_of_original(copied(original, root, folder))
+    return made_of != wanted
 
 
 def lay_out_scripts(root: Path, folder: Path) -> list[str]:
@@ -281,16 +299,14 @@ def lay_out_map(root: Path, folder: Path) -> list[str]:
     copy = folder / MY_MAP
     if not original.exists():
         return []
-    text = relinked(_document(original, root), original, root, folder)
-    text = with_links_for_boxes(text)
-    text = _to_newest(text, folder)
-    text += scores_of(folder)
+    text = _text_of_map(original, root, folder)
     wanted = _signed(text)
     if copy.exists():
         present = copy.read_text(encoding="utf-8")
         if present == wanted:
             return []
-        is_untouched = present == _signed(present.rpartition(SIGNATURE)[0])
+        without_signature, _, _ = present.rpartition(SIGNATURE)
+        is_untouched = present == _signed(without_signature)
         if not is_untouched and present.endswith(_signature(text)):
             return []
         if not is_untouched:
@@ -299,11 +315,22 @@ def lay_out_map(root: Path, folder: Path) -> list[str]:
     return []
 
 
+def _text_of_map(original: Path, root: Path, folder: Path) -> str:
+    """The course map with links to a learner's copies, and with the learner's predictions."""
+    text = _document(original, root)
+    text = relinked(text, original, root, folder)
+    text = with_links_for_boxes(text)
+    text = _to_newest(text, folder)
+    return text + scores_of(folder)
+
+
 def _signed(text: str) -> str:
+    """A text with its signature."""
     return text + _signature(text)
 
 
 def _signature(text: str) -> str:
+    """The last line of a text, which has its digest."""
     return f"{SIGNATURE}{_digest(text)} -->\n"
 
 
@@ -313,8 +340,22 @@ def with_links_for_boxes(text: str) -> str:
     A subgraph of the diagram becomes a line, and a dotted arrow a detour in brackets.
     """
     lessons = {}
-    for number, rest_of_name in re.findall(r"\]\(lesson_(\d\d)(\w+\.ipynb)\)", text):
-        lessons[number] = f"lesson_{number}{rest_of_name}"
+    for number, end_of_name in re.findall(r"\]\(lesson_(\d\d)(\w+\.ipynb)\)", text):
+        lessons[number] = f"lesson_{number}{end_of_name}"
+
+    def as_list(diagram: re.Match[str]) -> str:
+        lines = []
+        subgraphs = re.findall(r"subgraph \w+\[([^]]+)\](.*?)\n +end", diagram[0], re.DOTALL)
+        for title, inside in subgraphs:
+            boxes = _linked_boxes(inside, lessons)
+            lines.append(f"- **{title}:** {boxes}")
+        return "\n".join(lines)
+
+    return re.sub(r"```mermaid\n.*?```", as_list, text, flags=re.DOTALL)
+
+
+def _linked_boxes(subgraph: str, lessons: dict[str, str]) -> str:
+    """The boxes of a subgraph on a line, each with a link to its lesson, if there is one."""
 
     def linked_box(match: re.Match[str]) -> str:
         number, label = match.groups()
@@ -322,28 +363,16 @@ def with_links_for_boxes(text: str) -> str:
             return label
         return f"[{label}]({lessons[number]})"
 
-    def line_of(title: str, rows: list[str]) -> str:
-        parts = []
-        for row in rows:
-            linked = re.sub(r"(\d\d)\[([^]]+)\]", linked_box, row.strip())
-            if linked.startswith("direction"):
-                continue
-            _before, dotted_arrow, detour = linked.partition("-.->")
-            if dotted_arrow:
-                linked = f"({detour.strip()})"
-            parts.append(linked.replace(" --> ", " → "))
-        boxes = " ".join(parts)
-        return f"- **{title}:** {boxes}"
-
-    def as_list(diagram: re.Match[str]) -> str:
-        lines = []
-        subgraphs = re.findall(r"subgraph \w+\[([^]]+)\](.*?)\n +end", diagram[0], re.DOTALL)
-        for title, inside in subgraphs:
-            rows = inside.strip().split("\n")
-            lines.append(line_of(title, rows))
-        return "\n".join(lines)
-
-    return re.sub(r"```mermaid\n.*?```", as_list, text, flags=re.DOTALL)
+    parts = []
+    for row in subgraph.strip().split("\n"):
+        linked = re.sub(r"(\d\d)\[([^]]+)\]", linked_box, row.strip())
+        if linked.startswith("direction"):
+            continue
+        _before, dotted_arrow, detour = linked.partition("-.->")
+        if dotted_arrow:
+            linked = f"({detour.strip()})"
+        parts.append(linked.replace(" --> ", " → "))
+    return " ".join(parts)
 
 
 def _to_newest(text: str, folder: Path) -> str:
@@ -351,7 +380,9 @@ def _to_newest(text: str, folder: Path) -> str:
 
     def link(match: re.Match[str]) -> str:
         newest_copy = newest(folder, match[1])
-        return f"]({newest_copy.name})" if newest_copy else match[0]
+        if newest_copy is None:
+            return match[0]
+        return f"]({newest_copy.name})"
 
     return re.sub(r"\]\(((?:lesson|lab)_\w+)\.ipynb\)", link, text)
 
@@ -362,11 +393,11 @@ def scores_of(folder: Path) -> str:
     if not known:
         return ""
     heading, columns = SCORE_WORDS[language()]
-    lines = ["", heading, "", columns, "| --- | --- |"]
+    text = f"\n{heading}\n\n{columns}\n| --- | --- |\n"
     for chapter, answers in sorted(known.items()):
         right = sum(answers.values())
-        lines.append(f"| {chapter} | {right} / {len(answers)} |")
-    return "\n".join(lines) + "\n"
+        text += f"| {chapter} | {right} / {len(answers)} |\n"
+    return text
 
 
 def fresh(root: Path, folder: Path, name: str, today: datetime.date) -> str:
@@ -406,6 +437,7 @@ def _free_path(folder: Path, name: str, today: datetime.date) -> Path:
 
 
 def _cells(count: int) -> str:
+    """A number of cells in words."""
     return "1 cell" if count == 1 else f"{count} cells"
 
 
@@ -421,13 +453,16 @@ def _changes(my_copy: NotebookNode | None, wanted: NotebookNode) -> list[str]:
         taken_away.discard(cell.id)
         if is_buttons(cell):  # changes with the cell above it
             continue
-        first_line = cell.source.partition("\n")[0]
-        if (cell.id, _digest(cell.source)) not in known:
+        first_line, _, _ = cell.source.partition("\n")
+        cell_of_original = (cell.id, _digest(cell.source))
+        possible_ids = {cell.id, _id_of_mine(cell)}
+        if cell_of_original not in known:
             lines.append(f"  new or changed: {first_line:.70}")
-        elif ids_of_mine.isdisjoint((cell.id, _id_of_mine(cell))):
+        elif ids_of_mine.isdisjoint(possible_ids):
             lines.append(f"  back again: {first_line:.70}")
     if taken_away and not lines:
-        lines.append(f"  gone: {_cells(len(taken_away))}")
+        count = _cells(len(taken_away))
+        lines.append(f"  gone: {count}")
     return lines
 
 
@@ -441,6 +476,7 @@ def _cells_of_original(copy: NotebookNode | None) -> set[tuple[str, str]]:
 
 
 def _read(path: Path) -> NotebookNode | None:
+    """A notebook, or None if the file is none."""
     try:
         return nbformat.read(path, as_version=4)
     except (ValueError, nbformat.ValidationError):  # such as a file with a merge's marks in it
@@ -448,6 +484,7 @@ def _read(path: Path) -> NotebookNode | None:
 
 
 def _write(notebook: NotebookNode, path: Path) -> None:
+    """Writes a new notebook, and signs it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     text = nbformat.writes(notebook)
     with path.open("x", encoding="utf-8") as file:  # never over a file that is there
@@ -465,4 +502,6 @@ def notary() -> NotebookNotary:
 
 
 def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
+    """What a text is known by."""
+    digest = hashlib.sha256(text.encode())
+    return digest.hexdigest()[:12]

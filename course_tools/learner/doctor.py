@@ -75,17 +75,12 @@ def python(root: Path) -> Iterator[Line]:
 
 def packages(root: Path) -> Iterator[Line]:
     """What pyproject.toml wants, and whether it has the version that everything is tested with."""
-    import tomllib  # which Python 3.10 lacks, and this file has to run there
-
-    pyproject = (root / "pyproject.toml").read_text()
-    project = tomllib.loads(pyproject)["project"]
-    for_labs = project["optional-dependencies"]["lab"]
-    constraints = (root / "constraints.txt").read_text()
-    pins = dict(re.findall(r"^([\w.-]+)==(\S+)", constraints, re.MULTILINE))
+    wanted, for_labs = _requirements(root)
+    pins = _pins(root)
     absent = []
     untested = []
     not_asked_for = []
-    for requirement in [*project["dependencies"], *for_labs]:
+    for requirement in [*wanted, *for_labs]:
         name, _at_least, versions = requirement.partition(">=")
         if not versions:
             continue
@@ -97,14 +92,18 @@ def packages(root: Path) -> Iterator[Line]:
                 absent.append(name)
             continue
         problem = _version_problem(installed, versions)
+        release, _, _ = installed.partition("+")
+        tested = pins.get(name, release)
         if problem:
-            yield Line(WRONG, f"{name} {installed} is {problem}: {_installing(root)}")
-        elif installed.partition("+")[0] != pins.get(name, installed):
-            untested.append(f"{name} {installed} (tested: {pins[name]})")
+            command = _installing(root)
+            yield Line(WRONG, f"{name} {installed} is {problem}: {command}")
+        elif release != tested:
+            untested.append(f"{name} {installed} (tested: {tested})")
     if absent:
         instead = "" if root == INSTALLED else "`make lab`, or "
         names = ", ".join(absent)
-        yield Line(WRONG, f"not installed: {names}; mend it by {instead}{_installing(root)}")
+        command = _installing(root)
+        yield Line(WRONG, f"not installed: {names}; mend it by {instead}{command}")
     if untested:
         names = ", ".join(untested)
         yield Line(MISSING, f"other versions than those tested: {names}")
@@ -113,7 +112,24 @@ def packages(root: Path) -> Iterator[Line]:
         yield Line(MISSING, f"without {names}, no lessons and labs: {_installing(root)}")
 
 
+def _requirements(root: Path) -> tuple[list[str], list[str]]:
+    """What pyproject.toml wants, and what it wants for lessons and labs."""
+    import tomllib  # which Python 3.10 lacks, and this file has to run there
+
+    pyproject = (root / "pyproject.toml").read_text()
+    project = tomllib.loads(pyproject)["project"]
+    return project["dependencies"], project["optional-dependencies"]["lab"]
+
+
+def _pins(root: Path) -> dict[str, str]:
+    """By package, the version that everything is tested with."""
+    constraints = (root / "constraints.txt").read_text()
+    pins = re.findall(r"^([\w.-]+)==(\S+)", constraints, re.MULTILINE)
+    return dict(pins)
+
+
 def _installed_version(name: str) -> str | None:
+    """The version of a package that is there, or None."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -142,7 +158,8 @@ def _installing(root: Path, extra: str = "lab") -> str:
 
 
 def _number(version: str) -> list[int]:
-    release = version.partition("+")[0]
+    """The three numbers of a version, or as many as it has."""
+    release, _, _ = version.partition("+")
     parts = re.findall(r"\d+", release)
     return list(map(int, parts[:3]))
 
@@ -224,9 +241,9 @@ def memory(root: Path) -> Iterator[Line]:
         meminfo = Path("/proc/meminfo").read_text()
         available = re.search(r"MemAvailable: +(\d+)", meminfo)
         if available:
-            kilobytes = int(available[1])
-            if kilobytes < 1000 * 1024:
-                text = f"{kilobytes >> 10} MB of memory are free; a notebook needs 1,000"
+            megabytes = int(available[1]) >> 10
+            if megabytes < 1000:
+                text = f"{megabytes} MB of memory are free; a notebook needs 1,000"
                 yield Line(WRONG, text)
     with contextlib.suppress(OSError):
         free = shutil.disk_usage("/dev/shm").free
@@ -240,7 +257,8 @@ def memory(root: Path) -> Iterator[Line]:
 
 def folders(root: Path) -> Iterator[Line]:
     """Where learners' copies and temporary files go."""
-    copies = Path(os.environ.get("COURSE_MY") or root / "my").expanduser()
+    chosen = os.environ.get("COURSE_MY") or root / "my"
+    copies = Path(chosen).expanduser()
     existing = next(path for path in (copies, *copies.parents) if path.exists())
     if not os.access(existing, os.W_OK | os.X_OK):
         text = (
@@ -248,9 +266,19 @@ def folders(root: Path) -> Iterator[Line]:
             "`ddp-course --my FOLDER`"
         )
         yield Line(WRONG, text)
+    yield from _temporary_files()
+    written = {path.stem for path in copies.glob("*.py")}
+    for name in sorted(written & HIDDEN):
+        text = f"{copies / name}.py hides the module {name} from your notebooks: rename it"
+        yield Line(WRONG, text)
+
+
+def _temporary_files() -> Iterator[Line]:
+    """Whether a temporary file can be made, and how much room there is for more."""
     try:
         with tempfile.TemporaryFile() as file:
-            free = shutil.disk_usage(tempfile.gettempdir()).free
+            folder = tempfile.gettempdir()
+            free = shutil.disk_usage(folder).free
             if hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(file.fileno(), 0, MB)
     except OSError as error:
@@ -259,13 +287,9 @@ def folders(root: Path) -> Iterator[Line]:
             "folder that can be written"
         )
         yield Line(WRONG, text)
-    else:
-        if free < 200 * MB:
-            yield Line(MISSING, f"{free >> 20} MB are free for temporary files: 200 are needed")
-    written = {path.stem for path in copies.glob("*.py")}
-    for name in sorted(written & HIDDEN):
-        text = f"{copies / name}.py hides the module {name} from your notebooks: rename it"
-        yield Line(WRONG, text)
+        return
+    if free < 200 * MB:
+        yield Line(MISSING, f"{free >> 20} MB are free for temporary files: 200 are needed")
 
 
 def kernel(root: Path) -> Iterator[Line]:
@@ -306,9 +330,10 @@ def checkout(root: Path) -> Iterator[Line]:
     if root == INSTALLED:
         return
     for name in ("course_utils", "notebooks", "exercises"):
-        if not (root / name).is_dir():
+        folder = root / name
+        if not folder.is_dir():
             text = (
-                f"{root / name} is missing: the course has to stay where it was installed "
+                f"{folder} is missing: the course has to stay where it was installed "
                 "from; clone it again"
             )
             yield Line(WRONG, text)
@@ -319,7 +344,8 @@ def checkout(root: Path) -> Iterator[Line]:
         if any(path.stat().st_mtime > installed_at for path in wanted):
             text = "the course is newer than what is installed: `make lab` installs what is new"
             yield Line(MISSING, text)
-    if not (root / ".git").exists() or not shutil.which("git"):
+    has_git = shutil.which("git") is not None
+    if not has_git or not (root / ".git").exists():
         text = "no git here: the course cannot tell its version, and updates are made by hand"
         yield Line(MISSING, text)
 
@@ -328,8 +354,10 @@ def optional(root: Path) -> Iterator[Line]:
     """What only some need."""
     for name, (extra, purpose) in EXTRAS.items():
         if not importlib.util.find_spec(name):
-            yield Line(MISSING, f"without {name}, no {purpose}: {_installing(root, extra)}")
-    if root != INSTALLED and not any(map(shutil.which, BROWSERS)):
+            command = _installing(root, extra)
+            yield Line(MISSING, f"without {name}, no {purpose}: {command}")
+    has_browser = any(map(shutil.which, BROWSERS))
+    if root != INSTALLED and not has_browser:
         text = "no Chromium: some tests of `make test` are skipped; learners need none"
         yield Line(MISSING, text)
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"):
@@ -345,18 +373,13 @@ ALL: tuple[Callable[[Path], Iterator[Line]], ...] = (
 
 def main(root: Path = ROOT) -> int:
     """Print the report; returns 1 if anything has to be mended."""
-    lines = []
-    for look in ALL:
-        try:
-            lines += look(root)
-        except Exception as error:  # a doctor who faints is of no help
-            lines.append(Line(WRONG, f"{look.__name__}: {type(error).__name__}: {error}"))
-    by_sign: dict[str, list[Line]] = {WRONG: [], MISSING: [], WELL: []}
-    for line in lines:
-        by_sign[line.sign].append(line)
-    for sign, lines_with_sign in by_sign.items():
-        for line in lines_with_sign:
-            print(f"{sign} {line.text}")
+    by_sign: dict[str, list[str]] = {WRONG: [], MISSING: [], WELL: []}
+    for line in _report(root):
+        texts = by_sign[line.sign]
+        texts.append(line.text)
+    for sign, texts in by_sign.items():
+        for text in texts:
+            print(f"{sign} {text}")
     to_mend = len(by_sign[WRONG])
     if to_mend:
         print(f"\n{to_mend} to mend.")
@@ -366,6 +389,15 @@ def main(root: Path = ROOT) -> int:
         command = "`from course_utils import launch`, `ddp-course hang`, `ddp-course lint`"
     print(f"\nNothing has to be mended: {command}.")
     return 0
+
+
+def _report(root: Path) -> Iterator[Line]:
+    """Yields what each of ALL has to say."""
+    for look in ALL:
+        try:
+            yield from look(root)
+        except Exception as error:  # a doctor who faints is of no help
+            yield Line(WRONG, f"{look.__name__}: {type(error).__name__}: {error}")
 
 
 if __name__ == "__main__":

@@ -36,14 +36,21 @@ def overview(path: Path) -> str:
         except CellTimeoutError:
             return _report(notebook, f"a cell was not done after {_CELL_S} s")
         except (RuntimeError, OSError, zmq.ZMQError) as error:
-            first_line, *_ = f"{type(error).__name__}: {error}".splitlines()
-            problem = f"its kernel did not start, or died: {first_line}"
+            reason = first_line(f"{type(error).__name__}: {error}")
+            problem = f"its kernel did not start, or died: {reason}"
         else:
             return _report(notebook)
     return problem
 
 
+def first_line(text: str) -> str:
+    """What a text says before its first line end."""
+    line, *_ = text.splitlines()
+    return line
+
+
 def _execute(notebook: NotebookNode) -> None:
+    """Runs all cells in a new kernel, in an empty folder."""
     with tempfile.TemporaryDirectory() as folder:
         client = NotebookClient(
             notebook, kernel_name="python3", timeout=_CELL_S, allow_errors=True,
@@ -59,9 +66,10 @@ def _report(notebook: NotebookNode, problem: str = "") -> str:
     for cell in notebook.cells:
         for output in cell.get("outputs", []):
             if output.output_type == "error":
-                first_line, *_ = f"{output.ename}: {output.evalue}".splitlines()
-                failures.append(f"a cell failed: {first_line}")
-            text = output.get("data", {}).get("text/plain", "")
+                reason = first_line(f"{output.ename}: {output.evalue}")
+                failures.append(f"a cell failed: {reason}")
+            data = output.get("data", {})
+            text = data.get("text/plain", "")
             if re.match(r"\d+ (of \d+ exercises pass|道练习)", text):
                 overview_text = text
     lines = [overview_text, problem, *failures]

@@ -35,7 +35,7 @@ NEWER = "COURSE_NEWER"  # for JupyterLab: names of the copies that have a newer 
 
 def main(args: Iterable[str] | None = None, root: Path = ROOT, again: str = "") -> int:
     """Does what the command line asks and returns its exit status."""
-    summary = __doc__.split("\n", 1)[0]
+    summary, _ = __doc__.split("\n", 1)
     parser = argparse.ArgumentParser(description=summary, allow_abbrev=False)
     parser.add_argument("names", nargs="*", help="such as 03 or lab_03; default: all")
     parser.add_argument("--fresh", action="store_true", help="new copies, with your answers")
@@ -63,14 +63,16 @@ def make_fresh(root: Path, folder: Path, beginnings: Iterable[str]) -> int:
     known = originals(root)
     chosen = []
     for name in known:
-        number_and_slug = name.partition("_")[2]
+        _kind, _, number_and_slug = name.partition("_")
         if name.startswith(wanted) or number_and_slug.startswith(wanted):
             chosen.append(name)
     if not chosen:
         print("no such notebook; there are: " + ", ".join(known), file=sys.stderr)
         return 1
+    today = datetime.date.today()
     for name in chosen:
-        print(fresh(root, folder, name, datetime.date.today()))
+        notice = fresh(root, folder, name, today)
+        print(notice)
     return 0
 
 
@@ -98,13 +100,16 @@ def lab_environment(root: Path, folder: Path) -> dict[str, str]:
     as if it had been activated.
     """
     environment = dict(os.environ)
-    _put_before(environment, "JUPYTER_CONFIG_PATH", Path(__file__).resolve().parent / "jupyterlab")
+    settings = Path(__file__).resolve().parent / "jupyterlab"
+    programs = Path(sys.executable).parent
+    _put_before(environment, "JUPYTER_CONFIG_PATH", settings)
     environment.setdefault("PATH", os.defpath)
-    _put_before(environment, "PATH", Path(sys.executable).parent)
+    _put_before(environment, "PATH", programs)
     if sys.prefix != sys.base_prefix:
         environment["VIRTUAL_ENV"] = sys.prefix
     environment[scores.FILE] = str(folder / SCORES)
-    environment["COURSE_MY"] = str(folder.parent if language() else folder)
+    folder_of_all_languages = folder.parent if language() else folder
+    environment["COURSE_MY"] = str(folder_of_all_languages)
     newer = [name for name in originals(root) if has_newer_original(root, folder, name)]
     environment[NEWER] = " ".join(newer)
     return environment
@@ -112,10 +117,10 @@ def lab_environment(root: Path, folder: Path) -> dict[str, str]:
 
 def _put_before(environment: dict[str, str], variable: str, folder: Path) -> None:
     """Puts a folder before those that a variable of the environment lists."""
-    folders = [str(folder)]
+    folders = str(folder)
     if variable in environment:
-        folders.append(environment[variable])
-    environment[variable] = os.pathsep.join(folders)
+        folders += os.pathsep + environment[variable]
+    environment[variable] = folders
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ kept of an event is a `Row`; what is left out are CUDA calls that neither launch
 beyond those in `STEPS`. All that is computed from the result is so from these events alone.
 """
 
-import argparse
 import gzip
 import json
 import math
@@ -18,6 +17,7 @@ from typing import Any
 
 from course_material.recordings import KINDS, Row
 from course_tools import ROOT
+from course_tools.commands import parser_of
 
 Event = dict[str, Any]
 INTO = ROOT / "course_material/recordings"
@@ -35,7 +35,8 @@ ITEM_BYTES = {"float": 4, "int": 4, "long": 8, "long int": 8, "double": 8}
 
 def read(path: Path) -> list[Event]:
     """Returns the events of a trace that last, in the order of their starts, outer before inner."""
-    trace = json.loads(gzip.decompress(path.read_bytes()))
+    text = gzip.decompress(path.read_bytes())
+    trace = json.loads(text)
     lasting = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
 
     def outer_before_inner(event: Event) -> tuple[float, float]:
@@ -48,9 +49,9 @@ def rows(events: list[Event], kept: slice) -> Iterator[Row]:
     """Yields the rows of a trace, for those of its steps that are kept."""
     all_steps = [event for event in events if event["name"].startswith("ProfilerStep")]
     steps = all_steps[kept]
-    begin_us = steps[0]["ts"]
-    end_us = steps[-1]["ts"] + steps[-1]["dur"]
-    main_thread = steps[0]["tid"]
+    first_step, last_step = steps[0], steps[-1]
+    begin_us = first_step["ts"]
+    end_us = last_step["ts"] + last_step["dur"]
     calls = _calls_between(events, begin_us, end_us)
     launched = _by_correlation(events)
     launching_threads = _threads_that_launch(calls, launched)
@@ -65,9 +66,10 @@ def rows(events: list[Event], kept: slice) -> Iterator[Row]:
     for call in calls:
         if call["tid"] not in launching_threads:
             continue
-        lane = "main thread" if call["tid"] == main_thread else "autograd thread"
+        is_main_thread = call["tid"] == first_step["tid"]
+        lane = "main thread" if is_main_thread else "autograd thread"
         name = short(call["name"])
-        work = launched.get(call["args"].get("correlation"))
+        work = _launched_by(call, launched)
         if call in steps:
             yield row("step", "step", call, lane)
         elif work:
@@ -86,7 +88,8 @@ def _calls_between(events: list[Event], begin_us: float, end_us: float) -> list[
     """The calls and annotations of the host that begin in these steps."""
     calls = []
     for event in events:
-        if begin_us <= event["ts"] < end_us and event["cat"].startswith(ON_THE_HOST):
+        is_on_the_host = event["cat"].startswith(ON_THE_HOST)
+        if is_on_the_host and begin_us <= event["ts"] < end_us:
             calls.append(event)
     return calls
 
@@ -96,14 +99,22 @@ def _by_correlation(events: list[Event]) -> dict[int, Event]:
     launched = {}
     for event in events:
         if event["cat"] in DEVICE:
-            launched[event["args"]["correlation"]] = event
+            correlation = event["args"]["correlation"]
+            launched[correlation] = event
     return launched
 
 
+def _launched_by(call: Event, launched: dict[int, Event]) -> Event | None:
+    """What a call has launched, if anything."""
+    correlation = call["args"].get("correlation")
+    return launched.get(correlation)
+
+
 def _threads_that_launch(calls: list[Event], launched: dict[int, Event]) -> set[int]:
+    """The threads of which a call has launched something."""
     threads = set()
     for call in calls:
-        if call["args"].get("correlation") in launched:
+        if _launched_by(call, launched):
             threads.add(call["tid"])
     return threads
 
@@ -124,7 +135,10 @@ def _is_kept_on_the_host(call: Event) -> bool:
 
 def short(name: str) -> str:
     """Returns a name without C++'s arguments and template parameters."""
-    return name.removeprefix("void ").split("<")[0].split("(")[0] or name
+    without_type = name.removeprefix("void ")
+    before_parameters, _, _ = without_type.partition("<")
+    before_arguments, _, _ = before_parameters.partition("(")
+    return before_arguments or name
 
 
 def sizes(calls: list[Event], launched: dict[int, Event]) -> dict[int, int]:
@@ -138,10 +152,10 @@ def sizes(calls: list[Event], launched: dict[int, Event]) -> dict[int, int]:
     bytes_of_call: dict[int, int | None] = {}  # by thread
     bytes_copied: dict[int, int] = {}  # by thread
     for call in calls:
-        args, thread = call["args"], call["tid"]
-        work = launched.get(args.get("correlation"))
+        thread = call["tid"]
+        work = _launched_by(call, launched)
         if call["name"].startswith("nccl:"):
-            bytes_of_call[thread] = _bytes_of_inputs(args)
+            bytes_of_call[thread] = _bytes_of_inputs(call["args"])
         elif work and work["name"].startswith("nccl"):
             kernel = work["args"]
             if "dtype" in kernel:
@@ -150,7 +164,8 @@ def sizes(calls: list[Event], launched: dict[int, Event]) -> dict[int, int]:
                 size = bytes_of_call[thread]
             else:
                 size = bytes_copied.pop(thread, 0)
-            bytes_of_kernel[kernel["correlation"]] = size
+            correlation = kernel["correlation"]
+            bytes_of_kernel[correlation] = size
         elif call["name"] == "aten::clone":
             bytes_copied.pop(thread, None)
         elif work and "DtoD" in work["name"]:
@@ -166,7 +181,8 @@ def _bytes_of_inputs(args: dict[str, Any]) -> int | None:
         return None
     total = 0
     for shape, type_name in zip(shapes, types, strict=True):
-        total += math.prod(shape) * ITEM_BYTES[type_name]
+        count = math.prod(shape)
+        total += count * ITEM_BYTES[type_name]
     return total
 
 
@@ -178,11 +194,14 @@ def dtype_bytes(name: str) -> int:
 def packed(rows_to_pack: Iterable[Row]) -> bytes:
     """Returns rows as the compressed columns that `recording` reads."""
     in_order = sorted(rows_to_pack, key=lambda row: row.start_us)
+    kinds = [row.kind for row in in_order]
+    names = [row.name for row in in_order]
+    lanes = [row.lane for row in in_order]
     columns = {
         "words": [
-            _numbered([row.kind for row in in_order], list(KINDS)),
-            _numbered([row.name for row in in_order]),
-            _numbered([row.lane for row in in_order]),
+            _numbered(kinds, list(KINDS)),
+            _numbered(names, _each_once(names)),
+            _numbered(lanes, _each_once(lanes)),
         ],
         "after": [],
         "took": [],
@@ -192,8 +211,9 @@ def packed(rows_to_pack: Iterable[Row]) -> bytes:
     start_before = 0
     for row in in_order:
         start = round(row.start_us * 10)  # in tenths of a microsecond, as how long it took
+        duration = round(row.us * 10)
         columns["after"].append(start - start_before)
-        columns["took"].append(round(row.us * 10))
+        columns["took"].append(duration)
         columns["bytes"].append(row.bytes)
         columns["launch"].append(row.launch)
         start_before = start
@@ -201,21 +221,25 @@ def packed(rows_to_pack: Iterable[Row]) -> bytes:
     return gzip.compress(text.encode(), mtime=0)
 
 
-def _numbered(column: list[str], words: list[str] | None = None) -> list[list]:
-    """A column as its different words, unless they are given, and the number of each row's word."""
-    if words is None:
-        words = list(dict.fromkeys(column))
-    return [words, [words.index(word) for word in column]]
+def _each_once(column: list[str]) -> list[str]:
+    """The different words of a column, in the order of their first rows."""
+    return list(dict.fromkeys(column))
+
+
+def _numbered(column: list[str], words: list[str]) -> list[list]:
+    """A column as these words, and the number of each row's word."""
+    numbers = [words.index(word) for word in column]
+    return [words, numbers]
 
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser = parser_of(__doc__)
     parser.add_argument("folder", type=Path, help="where the three original traces are")
     arguments = parser.parse_args(argv)
     for name, (original, kept) in STEPS.items():
-        events = read(arguments.folder / f"{original}.json.gz")
-        kept_rows = list(rows(events, kept))
+        trace = arguments.folder / f"{original}.json.gz"
+        kept_rows = list(rows(read(trace), kept))
         path = INTO / f"{name}.json.gz"
         path.write_bytes(packed(kept_rows))
         size = path.stat().st_size

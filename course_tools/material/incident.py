@@ -42,22 +42,27 @@ def deliver(folder: Path, begin: int, edited: int | None = None) -> None:
     folder.mkdir(parents=True)
     for rank in range(4):
         first = 22_000 * rank + begin
-        part = text[first : first + PART_BYTES]
+        end = first + PART_BYTES
+        part = text[first:end]
         if rank == edited:
             part = with_printers_quotes(part)
-        (folder / f"part-{rank}.txt").write_text(part, "utf-8")
-    (folder / "testing.txt").write_text(text[92_000:], "utf-8")
+        path = folder / f"part-{rank}.txt"
+        path.write_text(part, "utf-8")
+    for_testing = folder / "testing.txt"
+    for_testing.write_text(text[92_000:], "utf-8")
 
 
 def with_printers_quotes(part: str) -> str:
     """A part with curly quotes, which take more bytes, cut to the size of the others."""
     part = re.sub(r'"(?=\w)', "“", part)
-    part = part.replace('"', "”").replace("'", "’")
+    part = part.replace('"', "”")
+    part = part.replace("'", "’")
     cut = part.encode()[:PART_BYTES]
     part = cut.decode("utf-8", "ignore")  # not half a sign at its end
     part = part.ljust(PART_BYTES)
     too_many_bytes = len(part.encode()) - PART_BYTES
-    return part[: len(part) - too_many_bytes]
+    kept_signs = len(part) - too_many_bytes
+    return part[:kept_signs]
 
 
 During = Callable[["Night", list[subprocess.Popen]], None]
@@ -73,8 +78,10 @@ class Night:
         self.begun = time.time()
         shown = MONDAY + timedelta(days=day)  # when it seems to begin
         self.moved_s = shown.timestamp() - self.begun
-        self.folder = Path(tempfile.mkdtemp(dir=disk))
-        (disk / "scheduler.log").touch()
+        folder = tempfile.mkdtemp(dir=disk)
+        self.folder = Path(folder)
+        self.scheduler_log = disk / "scheduler.log"
+        self.scheduler_log.touch()
 
     def run(self, script: Path, epochs: int, during: During | None = None) -> None:
         """Starts an agent for each node, and waits for both; `during` interferes with them."""
@@ -88,19 +95,22 @@ class Night:
             for agent in agents:
                 agent.kill()
         if not during:
-            ends = [f"{node} {code}" for node, code in zip(NODES, codes, strict=True)]
-            self.say(f"ends; exit codes: {', '.join(ends)}")
+            first, second = codes
+            self.say(f"ends; exit codes: {NODES[0]} {first}, {NODES[1]} {second}")
 
     def start(self, script: Path, epochs: int, node_rank: int) -> subprocess.Popen:
         """Starts the agent of a node, as its launch line says."""
         node = self.folder / NODES[node_rank]
         node.mkdir()
         shutil.copy(script, node / "train.py")
+        port = 25_000 + self.number
+        delivery = self.disk / self.delivery
+        checkpoint = self.disk / "checkpoint.pt"
         command = [sys.executable, "-m", "torch.distributed.run"]
         command += ["--nnodes=2", "--nproc-per-node=2", f"--node-rank={node_rank}"]
-        command += ["--master-addr=127.0.0.1", f"--master-port={25_000 + self.number}"]
+        command += ["--master-addr=127.0.0.1", f"--master-port={port}"]
         command += ["--log-dir=logs", "--redirects=3", "train.py"]
-        command += [str(self.disk / self.delivery), str(self.disk / "checkpoint.pt"), str(epochs)]
+        command += [str(delivery), str(checkpoint), str(epochs)]
         environment = os.environ | {
             "GLOO_SOCKET_IFNAME": "lo",
             "OMP_NUM_THREADS": "1",
@@ -118,14 +128,15 @@ class Night:
     def say(self, words: str) -> None:
         """Writes a line into the scheduler's log."""
         now = self.seems(time.time())
-        date = f"{now:%a %Y-%m-%d %H:%M:%S.%f}"[:-3]  # milliseconds
-        with open(self.disk / "scheduler.log", "a") as log:
+        date = to_milliseconds(f"{now:%a %Y-%m-%d %H:%M:%S.%f}")
+        with open(self.scheduler_log, "a") as log:
             log.write(f"{date} job {self.number} {words}\n")
 
     def keep(self, where: Path) -> None:
         """Copies what the job left, as a person on call finds it."""
         shutil.rmtree(where, ignore_errors=True)
-        for source in sorted(self.folder.rglob("*")):
+        sources = self.folder.rglob("*")
+        for source in sorted(sources):
             if not source.is_file() or source.name == "train.py":
                 continue
             is_dump = source.name.startswith("calls")
@@ -138,7 +149,8 @@ class Night:
                 target_folder /= source.parent.name
             target_folder.mkdir(parents=True, exist_ok=True)
             scrub = self.dump if is_dump else self.text
-            (target_folder / source.name).write_bytes(scrub(data, node))
+            target = target_folder / source.name
+            target.write_bytes(scrub(data, node))
 
     def text(self, data: bytes, node: str) -> bytes:
         """Scrubs a log or an error file."""
@@ -148,11 +160,12 @@ class Night:
         text = re.sub(r"(?m)^(  host +: ).*", rf"\1{node}", text)
         text = text.replace(f"{self.disk}/", "")
         text = text.replace(sys.executable, "python")
-        temporary = Path(tempfile.gettempdir())
-        text = re.sub(rf"{re.escape(str(temporary))}/\w+/", "", text)
+        temporary = re.escape(tempfile.gettempdir())
+        text = re.sub(rf"{temporary}/\w+/", "", text)
         this_machine = os.uname().nodename
-        for name in {"127.0.0.1", "localhost"} - {this_machine}:
-            text = text.replace(name, "node-a")
+        for name in ("127.0.0.1", "localhost"):
+            if name != this_machine:
+                text = text.replace(name, "node-a")
         text = text.replace(this_machine, node)
         return self.moved(text).encode()
 
@@ -164,21 +177,25 @@ class Night:
 
         def moved_log_date(match: re.Match) -> str:
             moved = self._later(f"2026 {match[0]}", "%Y %m%d %H:%M:%S")
-            return moved.partition(" ")[2]
+            _year, _, date = moved.partition(" ")
+            return date
 
         def moved_timestamp(match: re.Match) -> str:
-            return str(int(int(match[0]) + self.moved_s))
+            seconds = int(match[0]) + self.moved_s
+            return str(int(seconds))
 
         text = re.sub(r"\d{4}-\d\d-\d\d_\d\d:\d\d:\d\d", moved_date, text)
         text = re.sub(r"(?<=[WEI])\d{4} \d\d:\d\d:\d\d", moved_log_date, text)
         return re.sub(r'(?<="timestamp": ")\d{10}', moved_timestamp, text)
 
     def _later(self, date: str, pattern: str) -> str:
+        """A date that is written by this pattern, moved."""
         moved = datetime.strptime(date, pattern) + timedelta(seconds=self.moved_s)
         return f"{moved:{pattern}}"
 
     def dump(self, data: bytes, node: str) -> bytes:
         """Scrubs a flight recorder's dump."""
+        moved_ns = round(self.moved_s) * 10**9
 
         def clean(value: Any, name: str = "") -> Any:
             if isinstance(value, dict):
@@ -186,18 +203,26 @@ class Night:
             if isinstance(value, list):
                 return [clean(item) for item in value]
             if isinstance(value, int) and name.endswith("_ns") and value:
-                return value + round(self.moved_s) * 10**9
+                return value + moved_ns
             if isinstance(value, str):
-                return self.text(value.encode(), node).decode()
+                scrubbed = self.text(value.encode(), node)
+                return scrubbed.decode()
             return value
 
-        return pickle.dumps(clean(pickle.loads(data)))
+        cleaned = clean(pickle.loads(data))
+        return pickle.dumps(cleaned)
+
+
+def to_milliseconds(date: str) -> str:
+    """A date that is written to the microsecond, without the last three digits."""
+    return date[:-3]
 
 
 def children(pid: int) -> Iterator[int]:
     """All processes below one, itself last."""
+    of_main_thread = Path(f"/proc/{pid}/task/{pid}/children")
     with suppress(OSError):
-        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        for child in of_main_thread.read_text().split():
             yield from children(int(child))
     yield pid
 
@@ -221,42 +246,49 @@ def preempt(night: Night, checkpoint: Path, agents: list[subprocess.Popen]) -> N
 
 def listing(night: Night, where: Path) -> None:
     """What `ls` says of the shared disk."""
-    lines = []
+    text = ""
     for path in sorted(night.disk.glob("*.pt")):
         status = path.stat()
         changed = night.seems(status.st_mtime)
-        date = f"{changed:%b %d %H:%M:%S.%f}"[:-3]  # milliseconds
-        lines.append(f"{status.st_size:>7} {date} {path.name}\n")
-    where.write_text("".join(lines))
+        date = to_milliseconds(f"{changed:%b %d %H:%M:%S.%f}")
+        text += f"{status.st_size:>7} {date} {path.name}\n"
+    where.write_text(text)
 
 
 def week(disk: Path) -> None:
     """Runs the nights one after the other."""
     checkpoint = disk / "checkpoint.pt"
+    backup = disk / "backup-of-sunday.pt"
+    metrics = disk / "metrics.csv"
     deliver(disk / "last-week", 0)
     deliver(disk / "delivery", 4_000, EDITED)
-    scripts = {day: INCIDENT / day / "train.py" for day in ("monday", "tuesday", "thursday")}
-    texts = {day: path.read_text() for day, path in scripts.items()}
+    metrics.write_text("night,epoch,loss,validation\n")
+    monday = INCIDENT / "monday/train.py"
+    tuesday = INCIDENT / "tuesday/train.py"
+    thursday = INCIDENT / "thursday/train.py"
+    texts = {path: path.read_text() for path in (monday, tuesday, thursday)}
 
-    def put_scripts_back() -> None:
-        for day, text in texts.items():
-            (INCIDENT / day / "train.py").write_text(text)
-
-    (disk / "metrics.csv").write_text("night,epoch,loss,validation\n")
     sunday = Night(disk, -1, 4710, "last-week")
-    run_and_keep(sunday, scripts["monday"], 2, "sunday")
-    shutil.copy2(checkpoint, disk / "backup-of-sunday.pt")
-    run_and_keep(Night(disk, 0, 4711, "delivery"), scripts["monday"], 4, "monday")
-    run_and_keep(Night(disk, 1, 4712, "delivery"), scripts["tuesday"], 4, "tuesday")
-    put_scripts_back()
-    wednesday(disk, scripts["tuesday"], sunday)
-    shutil.copy(disk / "backup-of-sunday.pt", checkpoint)
-    run_and_keep(Night(disk, 3, 4715, "delivery"), scripts["thursday"], 4, "thursday")
-    put_scripts_back()
+    run_and_keep(sunday, monday, 2, "sunday")
+    shutil.copy2(checkpoint, backup)
+    run_and_keep(Night(disk, 0, 4711, "delivery"), monday, 4, "monday")
+    run_and_keep(Night(disk, 1, 4712, "delivery"), tuesday, 4, "tuesday")
+    put_back(texts)
+    wednesday(disk, tuesday, sunday)
+    shutil.copy(backup, checkpoint)
+    run_and_keep(Night(disk, 3, 4715, "delivery"), thursday, 4, "thursday")
+    put_back(texts)
+
     for name in ("metrics.csv", "scheduler.log"):
         shutil.copy(disk / name, INCIDENT / name)
     shutil.rmtree(INCIDENT / "delivery", ignore_errors=True)
     shutil.copytree(disk / "delivery", INCIDENT / "delivery")
+
+
+def put_back(texts: dict[Path, str]) -> None:
+    """Writes the scripts again, which went with the folders that a night replaces."""
+    for path, text in texts.items():
+        path.write_text(text)
 
 
 def wednesday(disk: Path, script: Path, sunday: Night) -> None:
@@ -274,7 +306,8 @@ def wednesday(disk: Path, script: Path, sunday: Night) -> None:
     again.run(script, 6)
     again.keep(INCIDENT / "wednesday")
     backup = disk / "backup-of-sunday.pt"
-    sunday_to_wednesday_s = sunday.moved_s - (MONDAY + timedelta(days=2)).timestamp()
+    shown = MONDAY + timedelta(days=2)
+    sunday_to_wednesday_s = sunday.moved_s - shown.timestamp()
     saved_s = backup.stat().st_mtime + sunday_to_wednesday_s + killed.begun
     os.utime(backup, (saved_s, saved_s))  # Sunday, as seen from Wednesday
     listing(killed, INCIDENT / "wednesday/ls.txt")
@@ -288,10 +321,11 @@ def run_and_keep(
     night.run(script, epochs, during)
     metrics = night.folder / "node-a/metrics.csv"
     if metrics.exists():
-        weekday = f"{night.seems(night.begun):%a}"
+        begun = night.seems(night.begun)
+        lines = metrics.read_text().splitlines()
         with open(night.disk / "metrics.csv", "a") as all_nights:
-            for line in metrics.read_text().splitlines():
-                all_nights.write(f"{weekday},{line}\n")
+            for line in lines:
+                all_nights.write(f"{begun:%a},{line}\n")
         metrics.unlink()
     if keep_as:
         night.keep(INCIDENT / keep_as)

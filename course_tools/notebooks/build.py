@@ -38,6 +38,7 @@ from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernel
 from nbformat import NotebookNode
 
 from course_tools import ROOT
+from course_tools.commands import parser_of
 from course_tools.kernels import QUIET
 from course_tools.notebooks.cells import (
     ANSI,
@@ -61,6 +62,11 @@ class Target(NamedTuple):
     built: Path
     cut: bool
 
+    def is_called(self, name: str) -> bool:
+        """Whether its slug begins with these words: `00`, or all of `00_start_here`."""
+        slug = self.built.stem
+        return slug == name or slug.startswith(f"{name}_")
+
 
 def targets(root: Path, names: Sequence[str] = ()) -> list[Target]:
     """Returns the notebooks of all sources, or of those named by slug (`00_start_here`, `00`)."""
@@ -69,24 +75,30 @@ def targets(root: Path, names: Sequence[str] = ()) -> list[Target]:
         return known
     chosen = []
     for name in names:
-        matches = [target for target in known if f"{target.built.stem}_".startswith(f"{name}_")]
+        matches = [target for target in known if target.is_called(name)]
         if not matches:
-            slugs = sorted({target.built.stem for target in known})
-            there_are = ", ".join(slugs) or "none yet"
+            slugs = {target.built.stem for target in known}
+            there_are = ", ".join(sorted(slugs)) or "none yet"
             raise BuildError(f"no source is called {name}; there are: {there_are}")
         chosen += matches
     return chosen
 
 
 def _all_targets(root: Path) -> Iterator[Target]:
+    """Yields what is built of every source."""
+    notebooks = root / "notebooks"
+    exercises = root / "exercises"
+    solutions = root / "solutions"
     for source in _numbered_sources(root / "source/lessons"):
-        yield Target(source, root / f"notebooks/{source.stem}.ipynb", cut=False)
+        name = f"{source.stem}.ipynb"
+        yield Target(source, notebooks / name, cut=False)
     for source in _numbered_sources(root / "source/labs"):
-        yield Target(source, root / f"exercises/{source.stem}.ipynb", cut=True)
-        yield Target(source, root / f"solutions/{source.stem}.ipynb", cut=False)
+        name = f"{source.stem}.ipynb"
+        yield Target(source, exercises / name, cut=True)
+        yield Target(source, solutions / name, cut=False)
     challenge = root / "source/challenge.py"
     if challenge.exists():
-        yield Target(challenge, root / "exercises/challenge.ipynb", cut=False)
+        yield Target(challenge, exercises / "challenge.ipynb", cut=False)
 
 
 def _numbered_sources(folder: Path) -> list[Path]:
@@ -95,7 +107,8 @@ def _numbered_sources(folder: Path) -> list[Path]:
 
 def plan(target: Target) -> NotebookNode:
     """Returns the notebook that the target's source describes, not yet executed."""
-    return read_percent(target.source.read_text(encoding="utf-8"), target.cut)
+    text = target.source.read_text(encoding="utf-8")
+    return read_percent(text, target.cut)
 
 
 class Client(NotebookClient):
@@ -145,21 +158,25 @@ def execute(notebook: NotebookNode, folder: Path, timeout: int = 600) -> None:
         if client.interrupted:  # which nbclient takes for a kernel that has died
             raise KeyboardInterrupt from None
         hint = "a cell failed (if it should, tag it raises-exception)"
-        raise BuildError(f"{hint}\n{ANSI.sub('', str(error))}") from None
+        without_colours = ANSI.sub("", str(error))
+        raise BuildError(f"{hint}\n{without_colours}") from None
 
 
 def build(target: Target, root: Path) -> None:
     """Executes one notebook and writes it, or raises BuildError and leaves the old one alone."""
     notebook = plan(target)
     if target.built.exists():
-        _refuse_to_replace(nbformat.read(target.built, as_version=4), notebook)
-    target.built.parent.mkdir(parents=True, exist_ok=True)
-    execute(notebook, target.built.parent)
+        built_before = nbformat.read(target.built, as_version=4)
+        _refuse_to_replace(built_before, notebook)
+    folder = target.built.parent
+    folder.mkdir(parents=True, exist_ok=True)
+    execute(notebook, folder)
     notebook = tidy(notebook)
-    problems = list(dict.fromkeys(faults(notebook, root)))
+    problems = dict.fromkeys(faults(notebook, root))
     if problems:
         raise BuildError("\n".join(problems))
-    target.built.write_text(nbformat.writes(notebook) + "\n", encoding="utf-8")
+    text = nbformat.writes(notebook)
+    target.built.write_text(text + "\n", encoding="utf-8")
 
 
 def _refuse_to_replace(built: NotebookNode, planned: NotebookNode) -> None:
@@ -170,7 +187,8 @@ def _refuse_to_replace(built: NotebookNode, planned: NotebookNode) -> None:
     written = compose(built.cells)
     if not list(differences(planned, written)):
         return
-    for number, (cell, anew) in enumerate(zip(built.cells, written.cells, strict=True)):
+    pairs = zip(built.cells, written.cells, strict=True)
+    for number, (cell, anew) in enumerate(pairs):
         if cell.id != anew.id:
             edited = f"cell {number} was edited by hand, and a build would replace it"
             raise BuildError(f"{edited}: take it into the source (--take), or move the file away")
@@ -182,9 +200,11 @@ def check(root: Path, names: Sequence[str] = ()) -> list[str]:
     wanted = targets(root, names)
     for target in wanted:
         place = target.built.relative_to(root)
-        problems += [f"{place}: {problem}" for problem in _drift(target, root)]
+        for problem in _drift(target, root):
+            problems.append(f"{place}: {problem}")
     if not names:
-        problems += _orphans(root, {target.built for target in wanted})
+        built_of_sources = {target.built for target in wanted}
+        problems += _orphans(root, built_of_sources)
     return problems
 
 
@@ -192,8 +212,10 @@ def _drift(target: Target, root: Path) -> list[str]:
     """What is not as the source says about one notebook, each problem once."""
     if not target.built.exists():
         return ["missing"]
+    planned = plan(target)
     built = nbformat.read(target.built, as_version=4)
-    problems = [*differences(plan(target), built), *faults(built, root)]
+    problems = list(differences(planned, built))
+    problems += faults(built, root)
     built.metadata |= METADATA  # JupyterLab adds to these two when a notebook is opened
     if not problems and nbformat.writes(built) != nbformat.writes(tidy(built)):
         problems = ["was saved by an editor (timings, widget state, metadata)"]
@@ -205,34 +227,42 @@ def _orphans(root: Path, wanted: set[Path]) -> list[str]:
     built: set[Path] = set()
     for folder in ("notebooks", "exercises", "solutions"):
         built.update((root / folder).glob("*.ipynb"))
-    orphans = sorted(built - wanted)
-    return [f"{path.relative_to(root)}: orphaned, it has no source" for path in orphans]
+    problems = []
+    for path in sorted(built - wanted):
+        place = path.relative_to(root)
+        problems.append(f"{place}: orphaned, it has no source")
+    return problems
 
 
 def take(target: Target) -> bool:
     """Writes an edited notebook back into its source; returns whether that changed anything."""
-    edited = compose(nbformat.read(target.built, as_version=4).cells)
+    built = nbformat.read(target.built, as_version=4)
+    edited = compose(built.cells)
     if not list(differences(plan(target), edited)):
         return False
-    target.source.write_text(write_percent(edited), encoding="utf-8")
+    text = write_percent(edited)
+    target.source.write_text(text, encoding="utf-8")
     return True
 
 
 def report(problems: list[str]) -> int:
     """Prints what `check` found and what to do about it; returns the exit status."""
-    print("\n".join(problems) or "every notebook is what its source says")
-    if problems:
-        print("\nedited a source?     make notebooks only=NAME")
-        take = ".venv/bin/python -m course_tools.notebooks.build --take NAME"
-        print(f"edited a notebook?   {take}, then as above")
-        print("orphaned?            delete the notebook, or give it its source back")
-    return 1 if problems else 0
+    if not problems:
+        print("every notebook is what its source says")
+        return 0
+    print("\n".join(problems))
+    print("\nedited a source?     make notebooks only=NAME")
+    take = ".venv/bin/python -m course_tools.notebooks.build --take NAME"
+    print(f"edited a notebook?   {take}, then as above")
+    print("orphaned?            delete the notebook, or give it its source back")
+    return 1
 
 
 def run(args: argparse.Namespace, root: Path) -> int:
     """Does what the command line asks and returns its exit status."""
     if args.check:
-        return report(check(root, args.names))
+        problems = check(root, args.names)
+        return report(problems)
     if args.take and not args.names:
         raise BuildError("--take needs the name of a chapter, such as 00_start_here")
     for target in targets(root, args.names):
@@ -252,14 +282,15 @@ def run(args: argparse.Namespace, root: Path) -> int:
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser = parser_of(__doc__)
     parser.add_argument("names", nargs="*", help="chapters, such as 00_start_here; all if none")
     parser.add_argument("--check", action="store_true", help="report drift, change nothing")
     parser.add_argument("--take", action="store_true", help="write an edited notebook back")
     parser.add_argument("--root", type=Path, default=ROOT, help="the project's folder")
     args = parser.parse_args(argv)
+    root = args.root.resolve()
     try:
-        return run(args, args.root.resolve())
+        return run(args, root)
     except BuildError as error:
         print(f"build failed: {error}", file=sys.stderr)
         return 1

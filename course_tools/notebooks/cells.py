@@ -55,7 +55,8 @@ def write_percent(notebook: NotebookNode) -> str:
     }
     bare = nbformat.v4.new_notebook(cells=notebook.cells, metadata={"jupytext": filters})
     text = jupytext.writes(bare, fmt="py:percent")
-    lost = list(differences(notebook, read_percent(text)))
+    read_again = read_percent(text)
+    lost = list(differences(notebook, read_again))
     if lost:
         raise BuildError("percent text cannot hold this notebook: " + "; ".join(lost))
     return text
@@ -63,7 +64,8 @@ def write_percent(notebook: NotebookNode) -> str:
 
 def cut_solution(text: str) -> str:
     """Returns a code cell's text with every marked solution replaced by its stub."""
-    is_nested = any("### BEGIN SOLUTION" in match[3] for match in SOLUTION.finditer(text))
+    bodies = [match[3] for match in SOLUTION.finditer(text)]
+    is_nested = "### BEGIN SOLUTION" in "".join(bodies)
     result = SOLUTION.sub(_stub, text)
     if is_nested or re.search("### (BEGIN|END) SOLUTION", result):
         raise BuildError(f"a solution's markers do not pair up in the cell:\n{text}")
@@ -93,15 +95,20 @@ def _code_lines(text: str) -> int:
 
 def compose(cells: Iterable[NotebookNode]) -> NotebookNode:
     """Returns an unexecuted notebook of these cells, with ids that depend on their text alone."""
-    notebook = nbformat.v4.new_notebook(metadata=nbformat.from_dict(METADATA), nbformat_minor=5)
+    metadata = nbformat.from_dict(METADATA)
+    notebook = nbformat.v4.new_notebook(metadata=metadata, nbformat_minor=5)
     seen: Counter[str] = Counter()
     for cell in cells:
         text = cell.source.strip("\n")
         key = f"{cell.cell_type}\n{text}"
         seen[key] += 1  # equal cells still need ids of their own
-        digest = hashlib.sha256(f"{key}\n{seen[key]}".encode()).hexdigest()
+        hashed = f"{key}\n{seen[key]}".encode()
+        digest = hashlib.sha256(hashed).hexdigest()
+        kept = {}
+        for name in KEPT:
+            if name in cell.metadata:
+                kept[name] = cell.metadata[name]
         new_cell = getattr(nbformat.v4, f"new_{cell.cell_type}_cell")
-        kept = {name: cell.metadata[name] for name in KEPT if name in cell.metadata}
         new = new_cell(text, id=digest[:12], metadata=kept)
         if cell.get("attachments"):
             new.attachments = cell.attachments
@@ -130,9 +137,11 @@ def _tidy_outputs(outputs: Iterable[NotebookNode]) -> list[NotebookNode]:
             if not data:
                 continue
             output.data = data
-        if output.output_type == "stream" and tidied and tidied[-1].get("name") == output.name:
-            earlier = tidied[-1]
-            tidied[-1] = NotebookNode(earlier, text=earlier.text + output.text)
+        earlier = tidied[-1] if tidied else NotebookNode()
+        is_stream = output.output_type == "stream"
+        if is_stream and output.name == earlier.get("name"):
+            text = earlier.text + output.text
+            tidied[-1] = NotebookNode(earlier, text=text)
         else:
             tidied.append(output)
     return tidied
@@ -163,9 +172,9 @@ def faults(notebook: NotebookNode, root: Path) -> Iterator[str]:
             yield f"cell {number} was never run"
         elif cell.execution_count != run:
             yield f"cell {number} was run out of order: [{cell.execution_count}], not [{run}]"
-        may_fail = "raises-exception" in cell.metadata.get("tags", [])
+        tags = cell.metadata.get("tags", [])
         for output in cell.outputs:
-            if output.output_type == "error" and not may_fail:
+            if output.output_type == "error" and "raises-exception" not in tags:
                 yield f"cell {number} ends in {output.ename} without the tag raises-exception"
             shown = "\n".join(strings(output))
             for match in path_here.finditer(shown):
@@ -173,7 +182,10 @@ def faults(notebook: NotebookNode, root: Path) -> Iterator[str]:
 
 
 def _paths_of_this_machine(root: Path) -> re.Pattern[str]:
-    folders = {str(root), str(Path.home()), sys.prefix, tempfile.gettempdir()} - {"/"}
+    """What matches a path below a folder that only this machine has."""
+    home = str(Path.home())
+    folders = {str(root), home, sys.prefix, tempfile.gettempdir()}
+    folders.discard("/")
     longest_first = sorted(folders, key=len, reverse=True)
     alternatives = "|".join(map(re.escape, longest_first))
     return re.compile(rf"(?<![\w.])(?:{alternatives})(?![\w.-])[^\s'\",;:)]*")
@@ -193,13 +205,16 @@ def essence(cell: NotebookNode) -> dict[str, Any]:
 
 def differences(wanted: NotebookNode, got: NotebookNode) -> Iterator[str]:
     """Yields in what cells of `got` are not those of `wanted`."""
-    is_longer_or_shorter = len(wanted.cells) != len(got.cells)
-    if is_longer_or_shorter:
-        yield f"has {len(got.cells)} cells, its source {len(wanted.cells)}"
-    for number, (cell, built) in enumerate(zip(wanted.cells, got.cells, strict=False)):
-        planned, present = essence(cell), essence(built)
+    wanted_count = len(wanted.cells)
+    count = len(got.cells)
+    if count != wanted_count:
+        yield f"has {count} cells, its source {wanted_count}"
+    pairs = zip(wanted.cells, got.cells, strict=False)
+    for number, (cell, built) in enumerate(pairs):
+        planned = essence(cell)
+        present = essence(built)
         parts = [part for part in planned if planned[part] != present[part]]
         if parts:
             yield f"cell {number} differs from its source in: {', '.join(parts)}"
-            if is_longer_or_shorter:
+            if count != wanted_count:
                 return  # the cells that follow have only moved

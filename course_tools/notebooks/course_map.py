@@ -7,11 +7,9 @@ Question, minutes and hardware of a chapter come from its first cell. `source/ar
 what the articles teach; a cell that does it carries the tag `row-ID`.
 """
 
-import argparse
 import ast
 import re
 import sys
-import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -22,6 +20,8 @@ import nbformat
 from nbformat import NotebookNode
 
 from course_tools import ROOT
+from course_tools.commands import parser_of
+from course_tools.texts import has_text, read_toml
 
 MADE_BY = (
     "<!-- Made by course_tools.notebooks.course_map of the notebooks and of "
@@ -100,7 +100,7 @@ def _numbered(folder: Path, tongue: Tongue) -> dict[Path, NotebookNode]:
 
 def rows(root: Path = ROOT) -> dict[str, dict[str, str]]:
     """Returns what each article teaches: its title, then a line per row."""
-    return tomllib.loads((root / "source/articles.toml").read_text(encoding="utf-8"))
+    return read_toml(root / "source/articles.toml")
 
 
 def places(notebooks: dict[Path, NotebookNode]) -> Iterator[tuple[str, Place]]:
@@ -131,11 +131,16 @@ def missing(root: Path = ROOT) -> list[str]:
     """Returns a line for each row without a cell, and for each tag that names no row."""
     known: set[str] = set()
     for article in rows(root).values():
-        known.update(article.keys() - {"title"})
-    done = {row for row, _ in places(chapters(root) | labs(root))}
-    lost = [f"{row}: no cell that was run carries the tag row-{row}" for row in known - done]
-    unknown = [f"row-{row}: no such row" for row in done - known]
-    return sorted(lost) + sorted(unknown)
+        known.update(article)
+    known.discard("title")
+    notebooks = chapters(root) | labs(root)
+    done = {row for row, _ in places(notebooks)}
+    problems = []
+    for row in sorted(known - done):
+        problems.append(f"{row}: no cell that was run carries the tag row-{row}")
+    for row in sorted(done - known):
+        problems.append(f"row-{row}: no such row")
+    return problems
 
 
 FORMS = {
@@ -168,7 +173,8 @@ def facts(notebook: NotebookNode) -> dict[str, str]:
             lost.append(name)
     if lost:
         heading, *_ = text.splitlines()
-        missing_words = ", ".join(f"{name} as in `{FORMS[name]}`" for name in lost)
+        examples = [f"{name} as in `{FORMS[name]}`" for name in lost]
+        missing_words = ", ".join(examples)
         raise ValueError(f"the first cell below `{heading}` does not say its {missing_words}")
     return read
 
@@ -200,15 +206,20 @@ def chapter_table(root: Path, tongue: Tongue = ENGLISH) -> Iterator[str]:
 def _lab_minutes(lab: NotebookNode) -> int:
     """How long a lab takes, as its first cell says."""
     text = lab.cells[0].source
-    return int(re.search(r"(\d+) minutes", text)[1])
+    minutes = re.search(r"(\d+) minutes", text)[1]
+    return int(minutes)
 
 
 def launches(notebook: NotebookNode) -> list[tuple[str, str]]:
     """Returns the worker and the backend of each `launch` in the cells, as they are written."""
-    code = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code")
+    code_cells = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+    code = "\n".join(code_cells)
     calls = []
     for node in ast.walk(ast.parse(code)):
-        if not isinstance(node, ast.Call) or getattr(node.func, "id", "") != "launch":
+        if not isinstance(node, ast.Call):
+            continue
+        function_name = getattr(node.func, "id", "")
+        if function_name != "launch":
             continue
         worker = ast.unparse(node.args[0])
         backend = "auto"
@@ -221,7 +232,7 @@ def launches(notebook: NotebookNode) -> list[tuple[str, str]]:
 
 def reasons(root: Path = ROOT) -> dict[str, str]:
     """Returns why launches of a chapter use gloo on the CPU, by the chapter's number."""
-    return tomllib.loads((root / "source/devices.toml").read_text(encoding="utf-8"))["why"]
+    return read_toml(root / "source/devices.toml")["why"]
 
 
 def device_table(root: Path, tongue: Tongue = ENGLISH) -> Iterator[str]:
@@ -234,7 +245,9 @@ def device_table(root: Path, tongue: Tongue = ENGLISH) -> Iterator[str]:
         number = path.name[:2]
         backends = Counter(backend for _, backend in launches(notebook))
         total += backends
-        reason = tongue.say(why[number]) if backends["gloo"] else ""
+        reason = ""
+        if backends["gloo"]:
+            reason = tongue.say(why[number])
         yield f"| {number} | {backends['auto']} | {backends['gloo']} | {reason} |"
     yield f"| | {total['auto']} | {total['gloo']} | |"
 
@@ -242,8 +255,10 @@ def device_table(root: Path, tongue: Tongue = ENGLISH) -> Iterator[str]:
 def row_tables(root: Path, tongue: Tongue = ENGLISH) -> Iterator[str]:
     """Yields a table per article: what it teaches, and the cells that do it."""
     places_of: dict[str, list[Place]] = {}  # by row
-    for row, place in places(chapters(root, tongue) | labs(root, tongue)):
-        places_of.setdefault(row, []).append(place)
+    notebooks = chapters(root, tongue) | labs(root, tongue)
+    for row, place in places(notebooks):
+        places_of_row = places_of.setdefault(row, [])
+        places_of_row.append(place)
     head = tongue.say("| | what | where |")
     for letter, article in rows(root).items():
         title = tongue.say(article["title"])
@@ -251,21 +266,26 @@ def row_tables(root: Path, tongue: Tongue = ENGLISH) -> Iterator[str]:
         for row, english in article.items():
             if row == "title":
                 continue
-            links = "; ".join(_links(places_of.get(row, [])))
-            yield f"| {row} | {tongue.say(english)} | {links} |"
+            links = _links(places_of.get(row, []))
+            yield f"| {row} | {tongue.say(english)} | {'; '.join(links)} |"
 
 
 def _links(places_of_row: list[Place]) -> Iterator[str]:
     """A link to each part of a notebook, with the numbers of all its cells that do a row."""
     counts: dict[tuple[Path, str], list[int]] = {}  # by notebook and heading
     for place in places_of_row:
-        counts.setdefault((place.notebook, place.heading), []).append(place.count)
+        part = (place.notebook, place.heading)
+        counts_of_part = counts.setdefault(part, [])
+        if place.count:
+            counts_of_part.append(place.count)
     for (notebook, heading), counts_of_part in counts.items():
-        numbers = [f"[{count}]" for count in sorted(counts_of_part) if count]
-        yield f"{_link(notebook)} {heading} {' '.join(numbers)}"
+        link = _link(notebook)
+        numbers = " ".join(f"[{count}]" for count in sorted(counts_of_part))
+        yield f"{link} {heading} {numbers}"
 
 
 def _link(notebook: Path) -> str:
+    """A link to a notebook from the map."""
     number = notebook.name[:2]
     if notebook.parent.name == "notebooks":
         return f"[{number}]({notebook.name})"
@@ -307,7 +327,7 @@ def text(root: Path = ROOT, tongue: Tongue = ENGLISH) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser = parser_of(__doc__)
     parser.add_argument("--check", action="store_true", help="report drift, change nothing")
     arguments = parser.parse_args(argv)
     problems = missing()
@@ -319,10 +339,13 @@ def main(argv: list[str] | None = None) -> int:
         return 1
     if not arguments.check:
         path.write_text(new, encoding="utf-8")
-    elif not path.exists() or path.read_text(encoding="utf-8") != new:
+    elif not has_text(path, new):
         problems.append("notebooks/README.md is old: make notebooks")
-    print("\n".join(problems) or "every row of the articles has its cell")
-    return int(bool(problems))
+    if problems:
+        print("\n".join(problems))
+        return 1
+    print("every row of the articles has its cell")
+    return 0
 
 
 if __name__ == "__main__":

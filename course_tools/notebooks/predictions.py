@@ -40,9 +40,13 @@ def questions(cells: Iterable[NotebookNode]) -> Iterator[tuple[NotebookNode, Que
             call = statement.value
             if not _is_call(call, "predict") or not call.args:
                 continue
-            variable = statement.targets[0].id
-            text = call.args[0].value
-            yield cell, Question(number, variable, text, _choices(tree, call))
+            question = Question(
+                number=number,
+                name=statement.targets[0].id,
+                text=call.args[0].value,
+                choices=_choices(tree, call),
+            )
+            yield cell, question
             number += 1
 
 
@@ -55,6 +59,7 @@ def _tree(cell: NotebookNode) -> ast.Module:
 
 
 def _is_call(node: Any, name: str) -> bool:
+    """Whether this calls a function or a method of that name."""
     if not isinstance(node, ast.Call):
         return False
     called = ast.unparse(node.func)
@@ -62,6 +67,7 @@ def _is_call(node: Any, name: str) -> bool:
 
 
 def _argument(call: ast.Call, name: str) -> ast.expr | None:
+    """What a call gives by this name, if it does."""
     for keyword in call.keywords:
         if keyword.arg == name:
             return keyword.value
@@ -73,15 +79,19 @@ def _choices(tree: ast.Module, call: ast.Call) -> list[str]:
     written = _argument(call, "choices")
     if written is None:
         return []
+    no_builtins = {"__builtins__": {}}
     values: dict[str, Any] = {"tuple": tuple}
     for statement in tree.body:
-        if isinstance(statement, ast.Assign | ast.AugAssign) and not _has_call(statement):
-            exec(ast.unparse(statement), {"__builtins__": {}}, values)
-    choices = eval(ast.unparse(written), {"__builtins__": {}}, values)
+        assigns = isinstance(statement, ast.Assign | ast.AugAssign)
+        if assigns and not _has_call(statement):
+            code = ast.unparse(statement)
+            exec(code, no_builtins, values)
+    choices = eval(ast.unparse(written), no_builtins, values)
     return [str(choice) for choice in choices]
 
 
 def _has_call(statement: ast.stmt) -> bool:
+    """Whether a statement calls anything."""
     return any(isinstance(node, ast.Call) for node in ast.walk(statement))
 
 
@@ -92,12 +102,14 @@ def answers(cells: Iterable[NotebookNode]) -> dict[str, Answer]:
         for node in ast.walk(_tree(cell)):
             if not _is_call(node, "measured"):
                 continue
-            variable = ast.unparse(node.func).split(".")[0]
+            called = ast.unparse(node.func)
+            variable, *_ = called.split(".")
             written = _argument(node, "within")
             within = 0.0
             if written is not None:
                 within = ast.literal_eval(written)
-            by_variable.setdefault(variable, Answer(cell, within))
+            answer = Answer(cell, within)
+            by_variable.setdefault(variable, answer)
     return by_variable
 
 
@@ -110,7 +122,8 @@ def fold(cells: list[NotebookNode], chapter: str, say: Say = str) -> int:
     answered = answers(cells)
     positions = {id(cell): position for position, cell in enumerate(cells)}
     for cell, question in asked:
-        answer = answered.get(question.name, Answer(cell, 0.0))
+        no_answer = Answer(cell, 0.0)
+        answer = answered.get(question.name, no_answer)
         asking = positions[id(cell)]
         answering = positions[id(answer.cell)]
         for experiment in cells[asking + 1 : answering + 1]:
@@ -118,9 +131,11 @@ def fold(cells: list[NotebookNode], chapter: str, say: Say = str) -> int:
         measured = _measured(answer.cell, question)
         form = ask(chapter, question, measured, answer.within, say)
         cell.outputs.append(markup(form))
+    score = f'<p class="score" data-chapter="{chapter}"></p>'
     for cell in cells:
-        if cell.cell_type == "code" and "predict()" in cell.source.splitlines():
-            cell.outputs = [markup(f'<p class="score" data-chapter="{chapter}"></p>')]
+        lines = cell.source.splitlines()
+        if cell.cell_type == "code" and "predict()" in lines:
+            cell.outputs = [markup(score)]
     return len(asked)
 
 
@@ -136,8 +151,11 @@ def _hide_output(cell: NotebookNode, question: Question) -> None:
 
 def _measured(cell: NotebookNode, question: Question) -> str:
     """What a cell printed as the answer of a question; nothing if it printed none."""
-    printed = "".join(output.get("text", "") for output in cell.outputs)
-    pattern = rf"^{re.escape(question.text)}: (?:about )?(.*) \(no prediction\)$"
+    printed = ""
+    for output in cell.outputs:
+        printed += output.get("text", "")
+    asked = re.escape(question.text)
+    pattern = rf"^{asked}: (?:about )?(.*) \(no prediction\)$"
     match = re.search(pattern, printed, re.MULTILINE)
     return match[1] if match else ""
 
@@ -179,7 +197,8 @@ def ask(
     if not choices and measured in ("True", "False"):
         choices = ["True", "False"]
     fields = _buttons(choices, say) if choices else _line(measured, say)
-    first, compare = say("Predict first:"), say("Compare")
+    first = say("Predict first:")
+    compare = say("Compare")
     facts = {
         "chapter": chapter,
         "number": question.number,
@@ -189,7 +208,8 @@ def ask(
     }
     data = ""
     for name, value in facts.items():
-        data += f' data-{name}="{html.escape(str(value))}"'
+        escaped = html.escape(str(value))
+        data += f' data-{name}="{escaped}"'
     return (
         f'<form class="ask"{data}><fieldset><legend>{first} {html.escape(question.text)} …'
         f"</legend>{fields}<button>{compare}</button></fieldset><output></output></form>"
@@ -197,6 +217,7 @@ def ask(
 
 
 def _number(text: str) -> float | None:
+    """A number that was printed, or None."""
     try:
         return float(text.replace(",", ""))
     except ValueError:

@@ -7,10 +7,8 @@
 cells run. The minutes of each part are counted (Minutes), and what a session has left is for talk.
 """
 
-import argparse
 import re
 import sys
-import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -19,8 +17,10 @@ import nbformat
 from nbformat import NotebookNode
 
 from course_tools import ROOT
+from course_tools.commands import parser_of
 from course_tools.notebooks import course_map
 from course_tools.notebooks.predictions import Question, questions
+from course_tools.texts import has_text, read_toml
 
 LEAST, MOST = 0.1, 0.4  # of a session, for talk
 RUN_TIMES = "teaching/run_times.toml"
@@ -48,7 +48,11 @@ class Minutes(NamedTuple):
 
     def plus(self, other: "Minutes") -> "Minutes":
         """What two parts take."""
-        return Minutes(self.read + other.read, self.write + other.write, self.run + other.run)
+        return Minutes(
+            read=self.read + other.read,
+            write=self.write + other.write,
+            run=self.run + other.run,
+        )
 
     def total(self) -> float:
         """All of it."""
@@ -81,7 +85,8 @@ def parts(notebook: NotebookNode, run_s: Sequence[float] = ()) -> list[Part]:
     times_s = run_s or [0.0] * len(cells)
     result = []
     for number, cells_of_part in enumerate(cells):
-        part = _part(cells_of_part, is_first=number == 0, run_s=times_s[number])
+        is_first = number == 0
+        part = _part(cells_of_part, is_first, times_s[number])
         result.append(part)
     return result
 
@@ -93,7 +98,8 @@ def chapter(root: Path, name: str) -> tuple[Path, list[Part]]:
         folder, times_run = "exercises", RUNS_OF_A_LAB
     number = name[-2:]
     (path,) = (root / folder).glob(f"{number}_*.ipynb")
-    run_s = [times_run * seconds for seconds in run_times(root)[name]]
+    seconds_of_parts = run_times(root)[name]
+    run_s = [times_run * seconds for seconds in seconds_of_parts]
     notebook = nbformat.read(path, as_version=4)
     return path, parts(notebook, run_s)
 
@@ -116,7 +122,7 @@ def run_times(root: Path) -> dict[str, list[int]]:
     path = root / RUN_TIMES
     if not path.exists():
         return {}
-    return tomllib.loads(path.read_text(encoding="utf-8"))
+    return read_toml(path)
 
 
 def _headings(cell: NotebookNode) -> list[str]:
@@ -126,39 +132,66 @@ def _headings(cell: NotebookNode) -> list[str]:
 
 
 def _part(cells: list[NotebookNode], is_first: bool, run_s: float) -> Part:
+    """A part of these cells; the first says what the whole takes, which counts for no part."""
     headings, prose_cells, shown_code, stubs = [], [], [], []
     for cell in cells:
         headings += _headings(cell)
         if cell.cell_type == "markdown":
             prose_cells.append(cell.source)
-        elif not cell.metadata.get("jupyter", {}).get("source_hidden"):
+        elif not _is_folded(cell):
             shown_code.append(cell.source)
             if "raise NotImplementedError" in cell.source:
                 stubs.append(cell.source)
     prose = "\n\n".join(prose_cells)
     code = "\n".join(shown_code)
-    to_write = re.findall(r"^(?:def|class) (\w+)", "\n".join(stubs), re.MULTILINE)
-    checked = re.findall(r"check\(\s*(?:[\w.]+\()*(\w+)", code)  # finished forms are as well
-    cells_to_write_in = cells[1:] if is_first else cells  # the first says what the whole takes
-    minutes = Minutes(_reading(prose, code), _writing(cells_to_write_in), run_s / 60)
-    checkpoints = []
-    for question, answer in CHECKPOINT.findall(prose):
-        checkpoints.append((_plain(question), _plain(answer)))
+    cells_to_write_in = cells[1:] if is_first else cells
+    minutes = Minutes(
+        read=_reading(prose, code),
+        write=_writing(cells_to_write_in),
+        run=run_s / 60,
+    )
     return Part(
         title=headings[0] if headings else "",
         minutes=minutes,
         predictions=[question for _, question in questions(cells)],
-        written=[name for name in checked if name in to_write],
-        questions=checkpoints,
+        written=_written(code, stubs),
+        questions=_checkpoints(prose),
     )
+
+
+def _is_folded(cell: NotebookNode) -> bool:
+    """Whether a code cell's code is out of sight."""
+    jupyter = cell.metadata.get("jupyter", {})
+    return jupyter.get("source_hidden", False)
+
+
+def _written(code: str, stubs: list[str]) -> list[str]:
+    """The functions and classes that learners write: those of stubs which the code checks."""
+    code_of_stubs = "\n".join(stubs)
+    to_write = re.findall(r"^(?:def|class) (\w+)", code_of_stubs, re.MULTILINE)
+    checked = re.findall(r"check\(\s*(?:[\w.]+\()*(\w+)", code)  # finished forms are as well
+    return [name for name in checked if name in to_write]
+
+
+def _checkpoints(prose: str) -> list[tuple[str, str]]:
+    """The questions of the checkpoints, each with its answer."""
+    checkpoints = []
+    for question, answer in CHECKPOINT.findall(prose):
+        plain_question = _plain(question)
+        plain_answer = _plain(answer)
+        checkpoints.append((plain_question, plain_answer))
+    return checkpoints
 
 
 def _reading(prose: str, code: str) -> float:
     """By words and lines of code; a prediction takes a minute."""
-    words = re.findall(r"\w[\w'’-]*", MARKUP.sub(" ", prose))
+    without_markup = MARKUP.sub(" ", prose)
+    words = re.findall(r"\w[\w'’-]*", without_markup)
     lines = [line for line in code.splitlines() if line.strip()]
     predictions = re.findall(r'predict\(\s*"|^predicted_\w+ =', code, re.MULTILINE)
-    return len(words) / WORDS_PER_MINUTE + len(lines) / LINES_PER_MINUTE + len(predictions)
+    prose_minutes = len(words) / WORDS_PER_MINUTE
+    code_minutes = len(lines) / LINES_PER_MINUTE
+    return prose_minutes + code_minutes + len(predictions)
 
 
 def _writing(cells: list[NotebookNode]) -> float:
@@ -191,8 +224,10 @@ def minutes_of(root: Path, where: str) -> Minutes:
     _, known = chapter(root, asked["name"])
     if where.startswith("lab"):
         known = _exercises(known)
-    first = int(asked["first"] or 1)
-    last = int(asked["last"] or asked["first"] or len(known))
+    first, last = 1, len(known)
+    if asked["first"]:
+        first = int(asked["first"])
+        last = int(asked["last"] or first)
     if not 1 <= first <= last <= len(known):
         raise ValueError(f"{where}: there are {len(known)} parts")
     minutes = Minutes(0, 0, 0)
@@ -208,7 +243,7 @@ def _exercises(known: list[Part]) -> list[Part]:
 
 def plans(root: Path = ROOT) -> dict[str, dict]:
     """What teaching/plans.toml says."""
-    return tomllib.loads((root / "teaching/plans.toml").read_text(encoding="utf-8"))
+    return read_toml(root / "teaching/plans.toml")
 
 
 def session_rows(root: Path, session: dict) -> Iterator[list[str]]:
@@ -218,7 +253,9 @@ def session_rows(root: Path, session: dict) -> Iterator[list[str]]:
         if isinstance(how, int):
             row = [where, *NOT_COUNTED, str(how)]
         else:
-            row = [f"{_link(root, where)} {how}", *_counted(minutes_of(root, where))]
+            link = _link(root, where)
+            counted = _counted(minutes_of(root, where))
+            row = [f"{link} {how}", *counted]
         left -= int(row[-1])
         yield row
     yield ["talk: predictions against measurements, checkpoint questions", *NOT_COUNTED, str(left)]
@@ -230,13 +267,19 @@ def _counted(minutes: Minutes) -> list[str]:
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown; what is counted stands on the right of its column."""
     rule = ["---:" if name in COUNTED else "---" for name in head]
-    lines = [f"| {' | '.join(row)} |" for row in (head, rule, *rows)]
+    lines = []
+    for row in (head, rule, *rows):
+        cells = " | ".join(row)
+        lines.append(f"| {cells} |")
     return "\n".join(lines)
 
 
 def _link(root: Path, where: str) -> str:
-    path, _ = chapter(root, WHERE.match(where)["name"])
+    """A link to the notebook of `02 1-3`."""
+    name = WHERE.match(where)["name"]
+    path, _ = chapter(root, name)
     return f"[{where}](../{path.parent.name}/{path.name})"
 
 
@@ -268,24 +311,37 @@ def plan_text(root: Path = ROOT) -> str:
     """The page of plans."""
     blocks = ["# Plans", DONE, MODEL, ABOUT_PLANS]
     for plan in plans(root).values():
-        blocks += [f"## {plan['title']}", plan["for"].strip()]
+        heading = f"## {plan['title']}"
+        purpose = plan["for"].strip()
+        blocks += [heading, purpose]
         for session in plan["sessions"]:
-            together = ["**together**", *NOT_COUNTED, f"**{session['minutes']}**"]
-            rows = [*session_rows(root, session), together]
-            blocks.append(f"### {session['title']}")
-            blocks.append(_table(["what", *COUNTED], rows))
-            blocks.append(_at_home(root, session))
+            blocks += _session(root, session)
     return "\n\n".join(blocks) + "\n"
+
+
+def _session(root: Path, session: dict) -> list[str]:
+    """The heading of a session, the table of what is done in it, and what is left for home."""
+    rows = list(session_rows(root, session))
+    rows.append(["**together**", *NOT_COUNTED, f"**{session['minutes']}**"])
+    heading = f"### {session['title']}"
+    table = _table(["what", *COUNTED], rows)
+    return [heading, table, _at_home(root, session)]
 
 
 def home_minutes(root: Path, session: dict) -> int:
     """What learners do alone takes."""
-    return round(sum(minutes_of(root, where).total() for where in session["home"]))
+    minutes = 0.0
+    for where in session["home"]:
+        minutes += minutes_of(root, where).total()
+    return round(minutes)
 
 
 def _at_home(root: Path, session: dict) -> str:
+    """What learners do alone after a session."""
     links = ", ".join(_link(root, where) for where in session["home"])
-    note = f" {session['note']}" if "note" in session else ""
+    note = ""
+    if "note" in session:
+        note = f" {session['note']}"
     return f"At home, {home_minutes(root, session)} minutes: {links}.{note}"
 
 
@@ -298,24 +354,43 @@ def lesson_text(root: Path = ROOT) -> str:
         number = path.name[:2]
         blocks.append(f"## [{number} · {title}](../notebooks/{path.name})")
         _, known = chapter(root, number)
-        rows, answers = [], []
-        for part in known:
-            rows.append([part.title, *_counted(part.minutes), _do(part)])
-            answers += [f"- *{question}* {answer}" for question, answer in part.questions]
-        blocks.append(_table(["part", *COUNTED, "do"], rows))
+        blocks.append(_lesson_table(known))
+        answers = _answers(known)
         if answers:
-            blocks.append("\n".join(answers))
+            blocks.append(answers)
         if path.name in names_of_labs:
             blocks.append(_lab_table(root, number))
     return "\n\n".join(blocks) + "\n"
 
 
+def _lesson_table(known: list[Part]) -> str:
+    """The parts of a lesson with their minutes, and what a class does in each."""
+    rows = []
+    for part in known:
+        counted = _counted(part.minutes)
+        rows.append([part.title, *counted, _do(part)])
+    return _table(["part", *COUNTED, "do"], rows)
+
+
+def _answers(known: list[Part]) -> str:
+    """The questions of a lesson's checkpoints with their answers, as a list."""
+    items = []
+    for part in known:
+        for question, answer in part.questions:
+            items.append(f"- *{question}* {answer}")
+    return "\n".join(items)
+
+
 def _lab_table(root: Path, number: str) -> str:
+    """The exercises of a lab with their minutes."""
     name = f"lab {number}"
     path, known = chapter(root, name)
-    rows = [[part.title, *_counted(part.minutes)] for part in _exercises(known)]
-    together = minutes_of(root, name)
-    rows.append(["**together**", *_counted(together)])
+    rows = []
+    for part in _exercises(known):
+        counted = _counted(part.minutes)
+        rows.append([part.title, *counted])
+    together = _counted(minutes_of(root, name))
+    rows.append(["**together**", *together])
     head = [f"[{name}](../exercises/{path.name})", *COUNTED]
     return _table(head, rows)
 
@@ -341,7 +416,7 @@ def _do(part: Part) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser = parser_of(__doc__)
     parser.add_argument("--check", action="store_true", help="report drift, change nothing")
     arguments = parser.parse_args(argv)
     pages = {"plans": plan_text(), "lessons": lesson_text()}
@@ -350,7 +425,7 @@ def main(argv: list[str] | None = None) -> int:
         path = ROOT / "teaching" / f"{name}.md"
         if not arguments.check:
             path.write_text(text, encoding="utf-8")
-        elif not path.exists() or path.read_text(encoding="utf-8") != text:
+        elif not has_text(path, text):
             print(f"teaching/{name}.md is old: make notebooks")
             status = 1
     return status

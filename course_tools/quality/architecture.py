@@ -125,8 +125,8 @@ NODES = {
     MUSEUM: 2250,
     # Hangs beside torchfrtrace, the buttons of a lab, what changed in an original, a count of labs,
     # README's pictures, what a wheel has elsewhere than a checkout, a page with plans, what to do
-    # where an installation, a download or a first cell went wrong, what the page says to a learner.
-    TOOLS: 56600,
+    # where an installation, a download or a first cell went wrong, what the page says to a learner; what was nested has a name.
+    TOOLS: 60000,
 }
 
 

@@ -50,7 +50,7 @@ LIMITS = {
     "course_lint": Limit(6.5, 0.0, 2.5, 0.1),  # tests of a node's type, several on a line
     "course_museum": Limit(4.7, 0.0, 2.0, 1.5),
     "course_material": Limit(7.9, 11.7, 6.7, 6.8),
-    "course_tools": Limit(6.7, 0.5, 3.8, 0.3),
+    "course_tools": Limit(6.4, 0.0, 3.1, 0.2),
     "tests": Limit(6.4, 2.2, 5.6, 5.4),
 }
 VAGUE_NAMES = {

@@ -9,11 +9,11 @@ On the site `source/site/conf.py` links the first use of each term on a page to 
 import argparse
 import re
 import sys
-import tomllib
 from dataclasses import dataclass
 
 from course_tools import ROOT
 from course_tools.i18n.site_languages import Tongue
+from course_tools.texts import read_toml
 
 SOURCE = ROOT / "source/glossary.toml"
 CONTRIBUTING = ROOT / "CONTRIBUTING.md"
@@ -45,26 +45,32 @@ def terms(code: str) -> list[Term]:
     prefix = "zh_" if code == "zh" else ""
     translated = []
     for entry in _source()["terms"]:
+        english_title = entry["title"]
         title = entry[f"{prefix}title"]
         words = entry.get(f"{prefix}words", [title])
-        anchor = "term-" + entry["title"].lower().replace(" ", "-")
-        means = entry[f"{prefix}means"]
-        translated.append(Term(anchor, title, tuple(words), means, entry["chapter"]))
+        term = Term(
+            anchor="term-" + english_title.lower().replace(" ", "-"),
+            title=title,
+            words=tuple(words),
+            means=entry[f"{prefix}means"],
+            chapter=entry["chapter"],
+        )
+        translated.append(term)
     return translated
 
 
 def page(tongue: Tongue) -> str:
     """The glossary's page, in Markdown."""
     say = tongue.say
-    blocks = [
-        "# " + say("Glossary"),
-        say("The field's terms, each with the chapter where you see it happen."),
-    ]
+    heading = say("Glossary")
+    introduction = say("The field's terms, each with the chapter where you see it happen.")
+    blocks = [f"# {heading}", introduction]
     english_titles = {entry.anchor: entry.title for entry in terms("en")}
     for term in terms(tongue.code):
         heading = term.title
-        if heading != english_titles[term.anchor]:
-            heading = f"{heading} ({english_titles[term.anchor]})"
+        english_title = english_titles[term.anchor]
+        if heading != english_title:
+            heading = f"{heading} ({english_title})"
         (chapter,) = ROOT.glob(f"notebooks/{term.chapter}_*.ipynb")
         link = f"[{term.chapter}](notebooks/{chapter.name})"
         blocks.append(f"({term.anchor})=\n\n## {heading}")
@@ -74,12 +80,15 @@ def page(tongue: Tongue) -> str:
 
 def table() -> str:
     """What the code means by its terms, as a table in Markdown."""
-    rows = [f"| {entry['title']} | {entry['means']} |\n" for entry in _source()["code"]]
-    return "| term | here |\n| --- | --- |\n" + "".join(rows)
+    rows = "| term | here |\n| --- | --- |\n"
+    for entry in _source()["code"]:
+        rows += f"| {entry['title']} | {entry['means']} |\n"
+    return rows
 
 
 def _source() -> dict[str, list[dict]]:
-    return tomllib.loads(SOURCE.read_text(encoding="utf-8"))
+    """What glossary.toml says."""
+    return read_toml(SOURCE)
 
 
 def main(argv: list[str] | None = None) -> int:

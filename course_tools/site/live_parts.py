@@ -6,9 +6,8 @@ import json
 import os
 import subprocess
 import sys
-import tomllib
 import zipfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from string import Template
 from typing import Any, NamedTuple
@@ -17,6 +16,7 @@ from course_tools import ROOT
 from course_tools.i18n.site_languages import labelled
 from course_tools.notebooks.course_map import Say
 from course_tools.site import npm
+from course_tools.texts import read_toml
 
 SITE = ROOT / "source/site"
 PYODIDE = "314.0.7"
@@ -56,18 +56,24 @@ def modules() -> list[Path]:
 
 def _imported_by(path: Path) -> list[Path]:
     """The files of course_utils that a file may import; not every name is that of a module."""
+    source = path.read_text(encoding="utf-8")
     paths = []
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.ImportFrom) or not node.module:
             continue
-        if node.module.startswith("course_utils."):
-            paths.append(_file_of(node.module))
-            paths += [_file_of(f"{node.module}.{name.name}") for name in node.names]
+        if not node.module.startswith("course_utils."):
+            continue
+        paths.append(_file_of(node.module))
+        for imported in node.names:
+            path_if_module = _file_of(f"{node.module}.{imported.name}")
+            paths.append(path_if_module)
     return paths
 
 
 def _file_of(module: str) -> Path:
-    return ROOT / f"{module.replace('.', '/')}.py"
+    """Where a module's file is, if it is no package."""
+    place = module.replace(".", "/")
+    return ROOT / f"{place}.py"
 
 
 def wheel(to: Path) -> Path:
@@ -84,17 +90,23 @@ def wheel(to: Path) -> Path:
         for package in place.parents[:-1]:  # the last is the folder of the course
             texts[f"{package}/__init__.py"] = ""
     record = f"{info}/RECORD"
-    texts[record] = "".join(f"{name},,\n" for name in [*texts, record])
+    texts[record] = ""
+    names = list(texts)
+    texts[record] = "".join(f"{name},,\n" for name in names)
     with zipfile.ZipFile(to, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, text in sorted(texts.items()):
-            archive.writestr(zipfile.ZipInfo(name), text, zipfile.ZIP_DEFLATED)
+            without_date = zipfile.ZipInfo(name)
+            archive.writestr(without_date, text, zipfile.ZIP_DEFLATED)
     return to
 
 
 def recordings() -> dict[str, str]:
     """Returns what `record` has written, by place."""
-    paths = sorted((SITE / "recordings").glob("*.json"))
-    return {path.stem: path.read_text(encoding="utf-8") for path in paths}
+    texts = {}
+    paths = (SITE / "recordings").glob("*.json")
+    for path in sorted(paths):
+        texts[path.stem] = path.read_text(encoding="utf-8")
+    return texts
 
 
 def redrawn(packed: Path, asked: Sequence[tuple[str, dict[str, Any]]]) -> list[str]:
@@ -120,38 +132,51 @@ class Place(NamedTuple):
     recording: str  # as JSON
 
 
+def _links(world_size: int, say: Say) -> Iterator[tuple[str, str]]:
+    """What may be the slow link: none, or one between two ranks; each with its value."""
+    yield say("none"), ""
+    for rank in range(world_size):
+        for other in range(world_size):
+            if rank != other:
+                name = say("{0} to {1}").format(rank, other)
+                yield name, f"{rank},{other}"
+
+
+def _slow_ranks(world_size: int, say: Say) -> Iterator[tuple[str, str]]:
+    """Who may be slow: none, or a rank; each with its value."""
+    yield say("none"), ""
+    for rank in range(world_size):
+        yield str(rank), str(rank)
+
+
 def block(name: str, place: Place, say: Say = str) -> str:
     """Returns a place's frame: what is compared, sliders, the picture before they move."""
     recording = json.loads(place.recording)
+    cases = recording["cases"]
     drawn = place.drawn
+    compared = drawn["took"]
     runs_of_first_case = next(iter(recording["runs"].values()))
     first_run = next(iter(runs_of_first_case.values()))
-    ranks = range(len(first_run["ranks"]))
-    none = (say("none"), "")
-    links, slow_ranks = [none], [none]
-    for rank in ranks:
-        slow_ranks.append((str(rank), str(rank)))
-        for other in ranks:
-            if rank != other:
-                links.append((say("{0} to {1}").format(rank, other), f"{rank},{other}"))
+    world_size = len(first_run["ranks"])
     choices = ""
-    for choice in drawn["took"]:
+    for choice in compared:
         choices += _choice(name, drawn, choice, say)
     fields = {
         "place": name,
         "title": html.escape(say(place.entry["title"])),
         "text": html.escape(say(place.entry["text"])),
-        "cases": _options((case, case) for case in recording["cases"]),
-        "case_is": "" if len(recording["cases"]) > 1 else "hidden",
+        "cases": _options((case, case) for case in cases),
+        "case_is": "" if len(cases) > 1 else "hidden",
         "choices": choices,
-        "single": "single" if len(drawn["took"]) == 1 else "",
-        "links": _options(links),
-        "ranks": _options(slow_ranks),
+        "single": "single" if len(compared) == 1 else "",
+        "links": _options(_links(world_size, say)),
+        "ranks": _options(_slow_ranks(world_size, say)),
         "slow": say("slow rank") if drawn["unit_us"] is None else say("late rank"),
         "unit_us": drawn["unit_us"] or "",
     }
-    frame = labelled((SITE / "live.html").read_text(encoding="utf-8"), say)
-    return Template(frame).substitute(drawn | fields)
+    text = (SITE / "live.html").read_text(encoding="utf-8")
+    frame = Template(labelled(text, say))
+    return frame.substitute(drawn | fields)
 
 
 def _choice(place: str, drawn: dict[str, Any], choice: str, say: Say) -> str:
@@ -160,22 +185,29 @@ def _choice(place: str, drawn: dict[str, Any], choice: str, say: Say) -> str:
     times_us = [duration_us for duration_us, _ in compared.values()]
     duration_us, duration = compared[choice]
     width = 100 * duration_us / max(times_us)
-    label = "label class=wins" if duration_us == min(times_us) else "label"
-    is_first = choice == next(iter(compared))
-    checked = " checked" if is_first else ""
+    label = "label"
+    if duration_us == min(times_us):
+        label = "label class=wins"
+    first_choice = next(iter(compared))
+    checked = " checked" if choice == first_choice else ""
+    value = html.escape(choice)
     name = html.escape(say(choice)) or say("all are done at")
     percent = drawn["percent"].get(choice, "")
     return (
-        f'<{label}><input type="radio" name="{place}" value="{html.escape(choice)}"{checked}>'
+        f'<{label}><input type="radio" name="{place}" value="{value}"{checked}>'
         f'<span>{name}</span><span class="bar"><i style="width:{width:.0f}%"></i></span>'
         f"<output>{duration} {percent}</output></label>"
     )
 
 
 def _options(values: Iterable[tuple[str, str]]) -> str:
-    return "".join(f'<option value="{value}">{name}</option>' for name, value in values)
+    """Choices of a list in HTML, of their names and values."""
+    options = ""
+    for name, value in values:
+        options += f'<option value="{value}">{name}</option>'
+    return options
 
 
 def places() -> dict[str, dict[str, str]]:
     """Returns what places.toml says, by the place's name."""
-    return tomllib.loads((SITE / "places.toml").read_text(encoding="utf-8"))
+    return read_toml(SITE / "places.toml")

@@ -40,22 +40,27 @@ def text() -> str:
 
 
 def _chapters() -> list[str]:
+    """A line for each chapter."""
     lines = []
     for path, notebook in course_map.chapters().items():
         about = course_map.facts(notebook)
-        name = f"{path.stem[:2]} {about['title']}"
-        lines.append(f"- [{name}](notebooks/{path.stem}.html): {about['question']}")
+        number = path.stem[:2]
+        link = f"[{number} {about['title']}](notebooks/{path.stem}.html)"
+        lines.append(f"- {link}: {about['question']}")
     return lines
 
 
 def _labs() -> list[str]:
+    """A line for each lab, with the questions of its exercises."""
     lines = []
     for path, notebook in course_map.labs().items():
-        title = re.search(r"^# (Lab \d\d · .+)$", notebook.cells[0].source, re.M)[1]
+        first_cell = notebook.cells[0]
+        title = re.search(r"^# (Lab \d\d · .+)$", first_cell.source, re.M)[1]
         questions = []
         for cell in notebook.cells:
             questions += re.findall(r"^## \d+ · (.+)$", cell.source, re.M)
-        lines.append(f"- [{title}](exercises/{path.stem}.html): {' '.join(questions)}")
+        link = f"[{title}](exercises/{path.stem}.html)"
+        lines.append(f"- {link}: {' '.join(questions)}")
     return lines
 
 

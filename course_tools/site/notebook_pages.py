@@ -22,7 +22,8 @@ def pictures_to_files(cells: Iterable[NotebookNode], folder: Path, root: str) ->
     """Writes each picture into a folder and shows the file, with its words as alternative text."""
     for cell in cells:
         for output in cell.get("outputs", []):
-            if "image/png" in output.get("data", {}):
+            data = output.get("data", {})
+            if "image/png" in data:
                 image = _picture_as_file(output, folder, root)
                 output.data = markup(image).data
                 output.metadata = {}
@@ -30,17 +31,22 @@ def pictures_to_files(cells: Iterable[NotebookNode], folder: Path, root: str) ->
 
 def _picture_as_file(output: NotebookNode, folder: Path, root: str) -> str:
     """Writes a picture, unless the other language has done so; returns the HTML that shows it."""
-    png = base64.b64decode(output.data["image/png"])
+    encoded = output.data["image/png"]
+    png = base64.b64decode(encoded)
     digest = hashlib.sha256(png).hexdigest()
     path = folder / f"{digest[:16]}.png"
     if not path.exists():
         path.write_bytes(png)
-    words = html.escape(output.data["text/plain"].removeprefix("Figure: "))
+
+    caption = output.data["text/plain"]
+    words = html.escape(caption.removeprefix("Figure: "))
     pixels_wide = int.from_bytes(png[16:20], "big")  # in the header of every PNG
     pixels_high = int.from_bytes(png[20:24], "big")
-    size = output.get("metadata", {}).get("image/png", {})
+    sizes = output.get("metadata", {})
+    size = sizes.get("image/png", {})
     width = size.get("width", pixels_wide)
     height = round(pixels_high * width / pixels_wide)
+
     source = f'src="{root}_static/pictures/{path.name}" alt="{words}"'
     shape = f'width="{width}" height="{height}" loading="lazy"'
     return f'<img class="figure" {source} {shape}>'
@@ -59,19 +65,14 @@ def page(
         solution: Whether it is kept out of the search.
         tongue: The language it is read in.
     """
-    notebook = copy.deepcopy(tongue.read(path))
+    english_or_chinese = tongue.read(path)
+    notebook = copy.deepcopy(english_or_chinese)
     plan = tongue.say("# Choose a plan").removeprefix("# ")  # a page that only the site has
     for cell in notebook.cells:
         cell.metadata["tags"] = _tags(cell)
         if cell.cell_type == "markdown":
-            cell.source = re.sub(r'(<a href="[\w./-]+)\.ipynb"', r'\1.html"', cell.source)
-            if solution:  # written to stand among the exercises
-                cell.source = cell.source.replace("](challenge", "](../exercises/challenge")
-            cell.source = cell.source.replace(f"*{plan}*", f"[{plan}](../plan.md)")
-    first = notebook.cells[0]
-    heading, line_end, after_heading = first.source.partition("\n")
-    if line_end and heading.startswith("# "):
-        first.source = f"{heading}\n\n{head}\n{after_heading}"
+            cell.source = _with_links_of_the_site(cell.source, solution, plan)
+    _add_below_title(notebook.cells[0], head)
     for text, frame in live.items():
         _add_frame(notebook, text, frame)
     notebook.metadata = {"kernelspec": notebook.metadata["kernelspec"]}
@@ -84,26 +85,48 @@ def page(
     return notebook
 
 
+def _with_links_of_the_site(text: str, solution: bool, plan: str) -> str:
+    """Markdown whose links lead to pages instead of notebooks, and to the page with plans."""
+    text = re.sub(r'(<a href="[\w./-]+)\.ipynb"', r'\1.html"', text)
+    if solution:  # written to stand among the exercises
+        text = text.replace("](challenge", "](../exercises/challenge")
+    return text.replace(f"*{plan}*", f"[{plan}](../plan.md)")
+
+
+def _add_below_title(cell: NotebookNode, head: str) -> None:
+    """Adds Markdown below the title, if the cell begins with one and goes on after it."""
+    heading, line_end, after_heading = cell.source.partition("\n")
+    if line_end and heading.startswith("# "):
+        cell.source = f"{heading}\n\n{head}\n{after_heading}"
+
+
 def _tags(cell: NotebookNode) -> list[str]:
     """The tags that a page needs: of a cell's id becomes its anchor."""
     tags = [f"cell-{cell.id}"]
-    if cell.metadata.get("jupyter", {}).get("source_hidden"):
+    jupyter = cell.metadata.get("jupyter", {})
+    if jupyter.get("source_hidden"):
         tags.append("hide-input")
     return tags
 
 
 def _add_frame(notebook: NotebookNode, text: str, frame: str) -> None:
     """Shows a frame with sliders below the one cell with this text; the frame has its picture."""
-    (cell,) = (cell for cell in notebook.cells if text in cell.source)
-    if re.search(r"^(explore|plot_timeline)\(", cell.source, re.MULTILINE):
+    matching = [cell for cell in notebook.cells if text in cell.source]
+    (cell,) = matching
+    draws = re.search(r"^(explore|plot_timeline)\(", cell.source, re.MULTILINE)
+    if draws:
         cell.outputs = [output for output in cell.outputs if not _is_drawn(output)]
-    cell.outputs.append(markup(frame))
+    output_with_frame = markup(frame)
+    cell.outputs.append(output_with_frame)
 
 
 def _is_drawn(output: NotebookNode) -> bool:
     """Whether this is a picture or the sentence below one."""
     data = output.get("data", {})
-    return "image/png" in data or data.get("text/html", "").startswith("<p style")
+    if "image/png" in data:
+        return True
+    shown = data.get("text/html", "")
+    return shown.startswith("<p style")
 
 
 def chart_as_links(text: str, counts: dict[str, int], names: dict[str, str]) -> str:
@@ -114,18 +137,22 @@ def chart_as_links(text: str, counts: dict[str, int], names: dict[str, str]) -> 
         counts: By chapter, how many predictions it asks for.
         names: By chapter, the name of its page.
     """
-    parts = []
+    parts = ""
     for title, inside in re.findall(r"subgraph \w+\[(.*?)\]\n(.*?)\n +end", text, re.DOTALL):
         items = ""
-        for chapter, words in sorted(re.findall(r"(\d\d)\[\d\d (.*?)\]", inside)):
-            link = f'<a href="{names[chapter]}.html"><b>{chapter}</b> {html.escape(words)}</a>'
+        chapters = re.findall(r"(\d\d)\[\d\d (.*?)\]", inside)
+        for chapter, words in sorted(chapters):
+            shown = f"<b>{chapter}</b> {html.escape(words)}"
+            link = f'<a href="{names[chapter]}.html">{shown}</a>'
             progress = f'data-chapter="{chapter}" data-of="{counts[chapter]}"'
             items += f'<li>{link}<span class="tick" {progress}></span></li>'
-        parts.append(f"<h2>{html.escape(title)}</h2><ol>{items}</ol>")
-    return f'<div class="way">{"".join(parts)}<p class="progress"></p></div>'
+        heading = html.escape(title)
+        parts += f"<h2>{heading}</h2><ol>{items}</ol>"
+    return f'<div class="way">{parts}<p class="progress"></p></div>'
 
 
 def write(notebook: NotebookNode, to: Path) -> None:
     """Writes a page's notebook, whose metadata nbformat would refuse to see as such."""
     to.parent.mkdir(parents=True, exist_ok=True)
-    to.write_text(json.dumps(notebook), encoding="utf-8")
+    text = json.dumps(notebook)
+    to.write_text(text, encoding="utf-8")

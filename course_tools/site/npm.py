@@ -18,28 +18,42 @@ def fetched(parts: Path, package: str, integrity: str, needed: tuple[str, ...]) 
         needed: The files to unpack, as they are called in the package; they lie side by side then.
     """
     name = package.replace("@", "-")
-    folder, packed = parts / name, parts / f"{name}.tgz"
+    folder = parts / name
+    packed = parts / f"{name}.tgz"
     if folder.exists():
         return folder
     parts.mkdir(parents=True, exist_ok=True)
-    if not packed.exists():
-        command = ["npm", "pack", "--silent", package]
-        try:
-            subprocess.run(command, cwd=parts, check=True, stdout=subprocess.DEVNULL)
-        except (OSError, subprocess.CalledProcessError) as error:
-            why = "npm could not fetch it; is there a network?"
-            if isinstance(error, OSError):
-                why = "npm is not installed; it comes with Node.js."
-            elsewhere = f"Or run `npm pack {package}` elsewhere, and put {packed.name} into {parts}"
-            print(f"no {package}: {why} {elsewhere}", file=sys.stderr)
-            return None
+    if not packed.exists() and not _pack(package, packed):
+        return None
     digest = hashlib.sha512(packed.read_bytes()).digest()
     actual = base64.b64encode(digest).decode()
     if actual != integrity:
         raise SystemExit(f"{packed.name} is not what was published: {actual}")
+    _unpack(packed, needed, folder)
+    return folder
+
+
+def _pack(package: str, packed: Path) -> bool:
+    """Lets npm bring a package as an archive; says why where it cannot."""
+    command = ["npm", "pack", "--silent", package]
+    try:
+        subprocess.run(command, cwd=packed.parent, check=True, stdout=subprocess.DEVNULL)
+    except OSError:
+        why = "npm is not installed; it comes with Node.js."
+    except subprocess.CalledProcessError:
+        why = "npm could not fetch it; is there a network?"
+    else:
+        return True
+    elsewhere = f"Or run `npm pack {package}` elsewhere, and put {packed.name} into {packed.parent}"
+    print(f"no {package}: {why} {elsewhere}", file=sys.stderr)
+    return False
+
+
+def _unpack(packed: Path, needed: tuple[str, ...], folder: Path) -> None:
+    """Writes the files that are needed into a new folder."""
     with tarfile.open(packed) as archive:
         files = [archive.extractfile(f"package/{path}") for path in needed]
         folder.mkdir()
         for path, file in zip(needed, files, strict=True):  # extract(filter=) came with 3.11.4
-            (folder / Path(path).name).write_bytes(file.read())
-    return folder
+            name = Path(path).name
+            (folder / name).write_bytes(file.read())

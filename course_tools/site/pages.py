@@ -55,14 +55,12 @@ def write_pages(to: Path, site: Site, tongue: Tongue) -> None:
     for path in books():
         live = _frames_below_cells(path, frames, site)
         write_book(path, to, live, site, tongue)
-    documents = [ROOT / name for name in DOCUMENTS]
-    documents += sorted((ROOT / "teaching").glob("*.md"))
-    documents += [ROOT / folder / "README.md" for folder in (*BOOKS, *ROOMS)]
-    for path in documents:
+    for path in documents():
         document(path, to, tongue)
     for path in (ROOT / "notebooks").glob("*.py"):
         shutil.copy(path, to / "notebooks")
-    (to / "glossary.md").write_text(glossary.page(tongue), encoding="utf-8")
+    glossary_text = glossary.page(tongue)
+    (to / "glossary.md").write_text(glossary_text, encoding="utf-8")
     front(to, frames["front"], site, tongue)
 
 
@@ -71,8 +69,10 @@ def _frames_below_cells(path: Path, frames: dict[str, str], site: Site) -> dict[
     notebook = str(path.relative_to(ROOT))
     by_text = {}
     for name, place in site.live.items():
-        if place.entry["notebook"] == notebook and name != "front":
-            by_text[place.entry["after"]] = frames[name]
+        entry = place.entry
+        if entry["notebook"] == notebook and name != "front":
+            text = entry["after"]
+            by_text[text] = frames[name]
     return by_text
 
 
@@ -80,7 +80,18 @@ def books() -> list[Path]:
     """Returns every executed notebook."""
     paths: list[Path] = []
     for book in BOOKS:
-        paths += sorted((ROOT / book).glob("*.ipynb"))
+        notebooks = (ROOT / book).glob("*.ipynb")
+        paths += sorted(notebooks)
+    return paths
+
+
+def documents() -> list[Path]:
+    """Returns every document that is a page in both languages."""
+    paths = [ROOT / name for name in DOCUMENTS]
+    for_teachers = (ROOT / "teaching").glob("*.md")
+    paths += sorted(for_teachers)
+    for folder in (*BOOKS, *ROOMS):
+        paths.append(ROOT / folder / "README.md")
     return paths
 
 
@@ -115,28 +126,32 @@ def _links(place: Path, download: str, repository: str, say: Say) -> Iterator[st
     """What stands below the title of a notebook: where it runs, and its file."""
     if place.parts[0] == "notebooks":
         yield say("Only the sliders run here.")
-    yield f'<a href="../download/{download}" download>{say("Download this notebook")}</a>'
-    yield f'<a href="../start.html">{say("Start anywhere")}</a>'
+    download_words = say("Download this notebook")
+    yield f'<a href="../download/{download}" download>{download_words}</a>'
+    start_words = say("Start anywhere")
+    yield f'<a href="../start.html">{start_words}</a>'
     if not repository:
         return
     for service, address in ELSEWHERE.items():
         url = address.format(repository, place)
-        yield f'<a href="{url}">{say("Open in {0}").format(service)}</a>'
+        open_words = say("Open in {0}").format(service)
+        yield f'<a href="{url}">{open_words}</a>'
 
 
 def document(path: Path, to: Path, tongue: Tongue) -> None:
     """Writes a document; the map's chart, which GitHub draws, becomes links."""
     place = path.relative_to(ROOT)
     text = tongue.document(path)
-    if "```mermaid" in text:
+    chart = re.search(r"```mermaid\n(.*?)```", text, re.DOTALL)
+    if chart:
         names = {chapter.stem[:2]: chapter.stem for chapter in course_map.chapters()}
-        chart = re.search(r"```mermaid\n(.*?)```", text, re.DOTALL)
         links = notebook_pages.chart_as_links(chart[1], predictions(), names)
         text = text.replace(chart[0], links)
     if place.parts[0] == "solutions":
         text = f"---\norphan: true\nnosearch: true\n---\n{text}"
-    (to / place).parent.mkdir(exist_ok=True)
-    (to / place).write_text(text, encoding="utf-8")
+    page = to / place
+    page.parent.mkdir(exist_ok=True)
+    page.write_text(text, encoding="utf-8")
 
 
 @functools.cache
@@ -148,24 +163,40 @@ def predictions() -> dict[str, int]:
 def front(to: Path, frame: str, site: Site, tongue: Tongue) -> None:
     """Writes the front page, the one with plans, and the one that tells where else it runs."""
     say = tongue.say
-    to_root = tongue.up.removeprefix("../")
-    rows = [say("| | chapter | the question |"), "| --- | --- | --- |"]
-    for path in course_map.chapters():
-        facts = course_map.facts(tongue.read(path))
-        link = f"[{facts['title']}](notebooks/{path.name})"
-        rows.append(f"| {path.stem[:2]} | {link} | {facts['question']} |")
-    pdf = f'<a href="{to_root}ddp-course.pdf">{say("All of it as one PDF")}</a>'
     fields = {
         "FRONT": frame,
         "PLAN": plans.block(say),
-        "CHAPTERS": "\n".join(rows),
+        "CHAPTERS": _table_of_chapters(tongue),
         "REPOSITORY": site.repository or "OWNER/NAME",
-        "PDF": pdf if site.pdf else "",
+        "PDF": _link_to_pdf(tongue) if site.pdf else "",
         "ARTICLES": "articles/*" if tongue.code == "zh" else "",
     }
+
+    def filled(field: re.Match[str]) -> str:
+        return fields[field[1]]
+
     names_of_fields = "|".join(fields)
     for name in ("index.md", "start.md", "plan.md"):
-        text = say((SITE / name).read_text(encoding="utf-8"))
-        text = site_languages.titled(text, say)
-        text = re.sub(rf"({names_of_fields})\b", lambda field: fields[field[1]], text)
+        english = (SITE / name).read_text(encoding="utf-8")
+        text = site_languages.titled(say(english), say)
+        text = re.sub(rf"({names_of_fields})\b", filled, text)
         (to / name).write_text(text, encoding="utf-8")
+
+
+def _table_of_chapters(tongue: Tongue) -> str:
+    """A table in Markdown: each chapter with its question."""
+    rows = [tongue.say("| | chapter | the question |"), "| --- | --- | --- |"]
+    for path in course_map.chapters():
+        notebook = tongue.read(path)
+        facts = course_map.facts(notebook)
+        link = f"[{facts['title']}](notebooks/{path.name})"
+        number = path.stem[:2]
+        rows.append(f"| {number} | {link} | {facts['question']} |")
+    return "\n".join(rows)
+
+
+def _link_to_pdf(tongue: Tongue) -> str:
+    """A link to the one PDF, which lies with the English pages."""
+    to_root = tongue.up.removeprefix("../")
+    words = tongue.say("All of it as one PDF")
+    return f'<a href="{to_root}ddp-course.pdf">{words}</a>'

@@ -18,8 +18,10 @@ FOOTER = """<div style="font-size:8px;width:100%;text-align:center">
 def one_page(built: Path) -> Path:
     """Makes one page of what `website` has prepared."""
     to = built / "one"
+    cache = built / "cache-of-one"
+    pages = built / "pages"
     command = [sys.executable, "-m", "sphinx", "-q", "-b", "singlehtml"]
-    command += ["-d", str(built / "cache-of-one"), str(built / "pages"), str(to)]
+    command += ["-d", str(cache), str(pages), str(to)]
     subprocess.run(command, check=True)
     return to / "index.html"
 

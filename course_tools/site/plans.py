@@ -6,7 +6,6 @@ plans up. Tasks and hints stand in `source/site/tasks.toml`.
 
 import html
 import json
-import tomllib
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -16,6 +15,7 @@ from course_lessons.scaling import CLUSTER, MODELS, Plan, Score
 from course_tools import ROOT
 from course_tools.i18n.site_languages import labelled
 from course_tools.notebooks.course_map import Say
+from course_tools.texts import read_toml
 
 SITE = ROOT / "source/site"
 MOST_CHIPS = 1024
@@ -28,8 +28,12 @@ def numbers(scored: Score) -> list[float]:
     """What the page knows of a plan, to four digits."""
     rounded = []
     for name in PARTS:
-        number = scored.bytes / 1e9 if name == "gb" else getattr(scored, name)
-        rounded.append(float(f"{number:.4g}"))
+        if name == "gb":
+            number = scored.bytes / 1e9
+        else:
+            number = getattr(scored, name)
+        four_digits = f"{number:.4g}"
+        rounded.append(float(four_digits))
     return rounded
 
 
@@ -40,11 +44,12 @@ def key(plan: Plan) -> str:
 
 def scores(model: str) -> dict[str, list[float]]:
     """What all plans on up to 1,024 chips come to."""
+    shape = MODELS[model]
     table = {}
     chips = 1
     while chips <= MOST_CHIPS:
-        for plan in scaling.plans(MODELS[model], chips):
-            scored = scaling.step_time(MODELS[model], CLUSTER, plan)
+        for plan in scaling.plans(shape, chips):
+            scored = scaling.step_time(shape, CLUSTER, plan)
             table[key(plan)] = numbers(scored)
         chips *= 2
     return table
@@ -52,35 +57,48 @@ def scores(model: str) -> dict[str, list[float]]:
 
 def write_table(to: Path) -> None:
     """Writes the table as a script."""
-    scored = {"parts": PARTS, "scores": {model: scores(model) for model in MODELS}}
-    text = json.dumps(scored, separators=(",", ":"))
+    by_model = {model: scores(model) for model in MODELS}
+    table = {"parts": PARTS, "scores": by_model}
+    text = json.dumps(table, separators=(",", ":"))
     to.write_text(f"const PLANS = {text};\n", encoding="utf-8")
 
 
 def tasks() -> list[dict[str, Any]]:
     """What tasks.toml says."""
-    return tomllib.loads((SITE / "tasks.toml").read_text(encoding="utf-8"))["tasks"]
+    return read_toml(SITE / "tasks.toml")["tasks"]
 
 
 def _row(number: int, task: dict[str, Any], say: Say) -> str:
     """A task with its button, which the script reads its bounds from, and its hints."""
-    bounds = {name: task[name] for name in ("model", "least", "most") if name in task}
+    bounds = {}
+    for name in ("model", "least", "most"):
+        if name in task:
+            bounds[name] = task[name]
     bounds_json = html.escape(json.dumps(bounds))
     checked = " checked" if number == 1 else ""
     button = f'<input type="radio" name="task" value="{number}" '
     button += f'data-bounds="{bounds_json}"{checked}>'
-    text = html.escape(say(task["text"]))
+    text = _in_html(task["text"], say)
     hints = ""
     for count, hint in enumerate(task["hints"], start=1):
         summary = say("Hint {0}").format(count)
-        hints += f"<details><summary>{summary}</summary>{html.escape(say(hint))}</details>"
+        hint_text = _in_html(hint, say)
+        hints += f"<details><summary>{summary}</summary>{hint_text}</details>"
     return f"<div><label>{button} {text}</label> <output></output>{hints}</div>"
+
+
+def _in_html(text: str, say: Say) -> str:
+    """A text of tasks.toml in a language, as HTML."""
+    translated = say(text)
+    return html.escape(translated)
 
 
 def block(say: Say = str) -> str:
     """Returns sliders, score and tasks in a language."""
     rows = []
     for number, task in enumerate(tasks(), start=1):
-        rows.append(_row(number, task, say))
-    frame = labelled((SITE / "plan.html").read_text(encoding="utf-8"), say)
-    return Template(frame).substitute(tasks="\n".join(rows))
+        row = _row(number, task, say)
+        rows.append(row)
+    text = (SITE / "plan.html").read_text(encoding="utf-8")
+    frame = Template(labelled(text, say))
+    return frame.substitute(tasks="\n".join(rows))

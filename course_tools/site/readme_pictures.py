@@ -8,7 +8,6 @@ from the words of chapter 03's own figure. Each picture comes in a light and in 
 text stays text, a moving one needs no player, and GitHub shows both.
 """
 
-import argparse
 import re
 import sys
 from collections.abc import Callable
@@ -21,9 +20,11 @@ from pygments.lexers import PythonLexer
 from pygments.token import Comment, Keyword, Name, Number, Operator, String, _TokenType
 
 from course_tools import ROOT
+from course_tools.commands import parser_of
 from course_tools.notebooks.cells import ANSI
 from course_tools.site import ring_picture
 from course_tools.site.svg import THEMES, Theme, rectangle, words_at
+from course_tools.texts import has_text
 
 TO = ROOT / "source/pictures"
 WIDTH, MARGIN = 860, 18  # pixels, as all lengths here
@@ -36,7 +37,8 @@ Spans = list[tuple[str, str]]  # pieces of a line, each with its colour
 
 def notebook(name: str) -> NotebookNode:
     """Reads an executed lesson."""
-    return nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4)
+    path = ROOT / "notebooks" / f"{name}.ipynb"
+    return nbformat.read(path, as_version=4)
 
 
 def cell_with(name: str, words: str) -> NotebookNode:
@@ -56,23 +58,26 @@ def cell_with(name: str, words: str) -> NotebookNode:
 
 def printed(cell: NotebookNode) -> str:
     """Returns what a cell printed, or the text of what it raised."""
-    parts = []
+    text = ""
     for output in cell.outputs:
         if output.output_type == "stream":
-            parts.append(output.text)
+            text += output.text
         elif output.output_type == "error":
-            parts.append("\n".join(output.traceback))
-    return ANSI.sub("", "".join(parts)).strip("\n")
+            text += "\n".join(output.traceback)
+    without_colours = ANSI.sub("", text)
+    return without_colours.strip("\n")
 
 
 def coloured(code: str, theme: Theme) -> list[Spans]:
     """Returns the lines of a cell, in pieces of a colour each."""
     lines: list[Spans] = [[]]
-    for token, value in lex(code, PythonLexer(ensurenl=False)):
+    lexer = PythonLexer(ensurenl=False)
+    for token, value in lex(code, lexer):
         ink = ink_of(token, theme)
         first, *others = value.split("\n")
         lines[-1].append((first, ink))
-        lines += [[(text, ink)] for text in others]
+        for text in others:
+            lines.append([(text, ink)])
     return lines
 
 
@@ -94,7 +99,11 @@ def ink_of(token: _TokenType, theme: Theme) -> str:
 
 def plain(text: str, theme: Theme) -> list[Spans]:
     """Returns the lines of an output."""
-    return [[(line, theme.ink)] for line in text.split("\n")]
+    lines = []
+    for line in text.split("\n"):
+        only_span = (line, theme.ink)
+        lines.append([only_span])
+    return lines
 
 
 def line_at(spans: Spans, y: float) -> str:
@@ -102,24 +111,29 @@ def line_at(spans: Spans, y: float) -> str:
     count = sum(len(text) for text, _ in spans)
     if count == 0:
         return ""
+    x = 2 * MARGIN
     width = count * CHARACTER
-    if 3 * MARGIN + width > WIDTH:
+    if x + width + MARGIN > WIDTH:
         raise ValueError(f"a line of {count} characters is too long for a picture")
     pieces = ""
     for text, ink in spans:
-        pieces += f'<tspan fill="{ink}">{escape(text, quote=False)}</tspan>'
+        shown = escape(text, quote=False)
+        pieces += f'<tspan fill="{ink}">{shown}</tspan>'
     as_written = {"textLength": width, "xml:space": "preserve"}
-    return words_at(2 * MARGIN, y, pieces, **as_written)
+    return words_at(x, y, pieces, **as_written)
 
 
 def page(height: float, body: str, words: str, theme: Theme, style: str = "") -> str:
     """Returns a whole picture, with the words that say what it shows."""
     style_of_frame = {"rx": 8, "fill": theme.page, "stroke": theme.border}
-    frame = rectangle(0.5, 0.5, WIDTH - 1, height - 1, **style_of_frame)
+    inner_width = WIDTH - 1  # the line around it is a pixel wide
+    inner_height = height - 1
+    frame = rectangle(0.5, 0.5, inner_width, inner_height, **style_of_frame)
+    title = escape(words, quote=False)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" '
         f'viewBox="0 0 {WIDTH} {height}" role="img" font-family="{MONO}" font-size="{FONT_SIZE}">\n'
-        f"<title>{escape(words, quote=False)}</title>\n{style}"
+        f"<title>{title}</title>\n{style}"
         f"{frame}{body}</svg>\n"
     )
 
@@ -127,25 +141,42 @@ def page(height: float, body: str, words: str, theme: Theme, style: str = "") ->
 def cell_picture(cell: NotebookNode, words: str, theme: Theme, code: str = "") -> str:
     """Returns a cell with what it printed below it; the last paragraph of an error stands out."""
     shown_code = code or cell.source
-    code_lines = coloured(shown_code.replace("\n\n\n", "\n\n"), theme)
-    output_lines = plain(printed(cell), theme)
+    shown_code = shown_code.replace("\n\n\n", "\n\n")
+    code_lines = coloured(shown_code, theme)
     panel_height = len(code_lines) * LINE + MARGIN
-    panel_style = {"rx": 5, "fill": theme.panel, "stroke": theme.border}
-    parts = [rectangle(MARGIN, MARGIN, WIDTH - 2 * MARGIN, panel_height, **panel_style)]
+    parts = [code_panel(panel_height, theme)]
     parts += lines_from(code_lines, MARGIN + LINE + 3)
+
+    output = printed(cell)
+    output_lines = plain(output, theme)
     output_y = MARGIN + panel_height + LINE + 8
-    has_error = any(output.output_type == "error" for output in cell.outputs)
-    if has_error:
-        parts.append(verdict_box(output_lines, output_y, theme))
+    kinds = [output.output_type for output in cell.outputs]
+    if "error" in kinds:
+        box = verdict_box(output_lines, output_y, theme)
+        parts.append(box)
     parts += lines_from(output_lines, output_y)
-    last_line_y = output_y + (len(output_lines) - 1) * LINE
+
+    lines_below_first = len(output_lines) - 1
+    last_line_y = output_y + lines_below_first * LINE
     height = last_line_y + MARGIN + 4
-    return page(height, "".join(parts), words, theme)
+    body = "".join(parts)
+    return page(height, body, words, theme)
+
+
+def code_panel(height: float, theme: Theme) -> str:
+    """Returns the ground that a cell's code stands on."""
+    width = WIDTH - 2 * MARGIN
+    return rectangle(MARGIN, MARGIN, width, height, rx=5, fill=theme.panel, stroke=theme.border)
 
 
 def lines_from(lines: list[Spans], first_y: float) -> list[str]:
     """Returns lines of text below each other as SVG."""
-    return [line_at(line, first_y + number * LINE) for number, line in enumerate(lines)]
+    drawn = []
+    y = first_y
+    for line in lines:
+        drawn.append(line_at(line, y))
+        y += LINE
+    return drawn
 
 
 def verdict_box(lines: list[Spans], first_y: float, theme: Theme) -> str:
@@ -156,9 +187,11 @@ def verdict_box(lines: list[Spans], first_y: float, theme: Theme) -> str:
         if is_blank:
             first_of_paragraph = number + 1
     lines_of_paragraph = len(lines) - first_of_paragraph
-    top = first_y + (first_of_paragraph - 1) * LINE + 3
+    lines_above = first_of_paragraph - 1
+    top = first_y + lines_above * LINE + 3
+    width = WIDTH - 2 * MARGIN
     height = lines_of_paragraph * LINE + 6
-    return rectangle(MARGIN, top, WIDTH - 2 * MARGIN, height, rx=5, fill=theme.verdict)
+    return rectangle(MARGIN, top, width, height, rx=5, fill=theme.verdict)
 
 
 def introduces(theme: Theme) -> str:
@@ -188,21 +221,27 @@ def ring(theme: Theme) -> str:
     """The ring of chapter 03, step by step."""
     states, summary = rings_states()
     height, body = ring_picture.steps(states, theme)
-    return page(height, body, ring_picture.words(states, summary), theme)
+    words = ring_picture.words(states, summary)
+    return page(height, body, words, theme)
 
 
 def ring_moving(theme: Theme) -> str:
     """The same in ten seconds."""
     states, summary = rings_states()
     height, body, style = ring_picture.moving(states, summary, theme)
-    return page(height, body, ring_picture.words(states, summary), theme, style)
+    words = ring_picture.words(states, summary)
+    return page(height, body, words, theme, style)
 
 
 def rings_states() -> tuple[ring_picture.States, str]:
     """Returns what ranks hold after each step, as chapter 03's figure says, and its summary."""
     cell = cell_with("03_collective_primitives", "draw_ring(finished_step)")
-    figures = [output.data["text/plain"] for output in cell.outputs if "data" in output]
-    return ring_picture.read(figures[0]), printed(cell)
+    figures = []
+    for output in cell.outputs:
+        if "data" in output:
+            figures.append(output.data["text/plain"])
+    states = ring_picture.read(figures[0])
+    return states, printed(cell)
 
 
 PICTURES: dict[str, Callable[[Theme], str]] = {
@@ -218,28 +257,35 @@ def drawn() -> dict[str, str]:
     pictures = {}
     for name, draw in PICTURES.items():
         for theme_name, theme in THEMES.items():
-            pictures[f"{name}_{theme_name}.svg"] = draw(theme)
+            file_name = f"{name}_{theme_name}.svg"
+            pictures[file_name] = draw(theme)
     return pictures
 
 
 def main(argv: list[str] | None = None) -> int:
     """Writes the pictures, or says which are old; returns the exit status."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser = parser_of(__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing")
     arguments = parser.parse_args(argv)
-    old = []
+    old = {}
     for name, text in drawn().items():
         path = TO / name
-        if path.exists() and path.read_text(encoding="utf-8") == text:
-            continue
-        old.append(name)
-        if not arguments.check:
-            path.parent.mkdir(exist_ok=True)
-            path.write_text(text, encoding="utf-8")
-    if arguments.check and old:
-        print(f"source/pictures: {', '.join(old)}: old; make pictures", file=sys.stderr)
-        return 1
+        if not has_text(path, text):
+            old[path] = text
+    if arguments.check:
+        return tell_old([path.name for path in old])
+    for path, text in old.items():
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")
     return 0
+
+
+def tell_old(names: list[str]) -> int:
+    """Says which pictures are old, if any are; returns the exit status of a check."""
+    if not names:
+        return 0
+    print(f"source/pictures: {', '.join(names)}: old; make pictures", file=sys.stderr)
+    return 1
 
 
 if __name__ == "__main__":

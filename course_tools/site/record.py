@@ -11,12 +11,13 @@ left out, so recording again changes nothing unless the course has changed.
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import nbformat
 from nbclient import NotebookClient
+from nbformat import NotebookNode
 
 from course_tools import ROOT
 from course_tools.site.live_parts import SITE, places
@@ -55,11 +56,18 @@ def keep(
         choices = {name: [name, None] for name in runs}
     case = {"runs": "all", "network": described(network)}
     if compute is None:
-        finishes_us: list[float] = []
-        for trace in runs.values():
-            finishes_us += trace.replay(network).finish_us
-        case["unit_us"] = rounded(max(finishes_us) / 10)
+        case["unit_us"] = _tenth_of_the_longest(runs, network)
     _write(choices, {"": case}, {"all": recordings})
+
+
+def _tenth_of_the_longest(runs: dict[str, Trace], network: Network) -> float:
+    """A unit of lateness: a tenth of what the slowest run takes, in round microseconds."""
+    finishes_us: list[float] = []
+    for trace in runs.values():
+        replayed = trace.replay(network)
+        finishes_us += replayed.finish_us
+    longest_us = max(finishes_us)
+    return rounded(longest_us / 10)
 
 
 def _with_name(compute: Callable[[Event, str], float], name: str, event: Event) -> float:
@@ -71,28 +79,43 @@ def keep_challenge() -> None:
     from course_challenge.baselines import BASELINES
     from course_challenge.judging import cases as all_cases
     from course_challenge.judging import tried
-    from course_challenge.leagues import LEAGUES, SIZES
+    from course_challenge.leagues import LEAGUES
 
-    each_size_once = [case for case in all_cases() if case.size and case.league == "flat"]
+    each_size_once = []
+    for case in all_cases():
+        if case.size and case.league == "flat":
+            each_size_once.append(case)
     runs: dict[str, Json] = {}
     cases_of_league: dict[str, Json] = {name: {} for name in LEAGUES}
     for baseline, fn in BASELINES.items():
-        for world_size, case, trace in tried(fn, cases=each_size_once).traces:
+        attempt = tried(fn, cases=each_size_once)
+        for world_size, case, trace in attempt.traces:
             run = f"{world_size} ranks, {case.size}"
-            runs.setdefault(run, {})[baseline] = compact(trace)
-            for name, league in LEAGUES.items():
-                bound_us = league.bound_us(world_size, SIZES[case.size])
-                cases_of_league[name][f"{name}, {run}"] = {
-                    "runs": run,
-                    "network": described(league.network),
-                    "bound_us": bound_us,
-                    "late": [*[0.0] * (world_size - 1), league.late_us],
-                    "unit_us": rounded(bound_us / 10),
-                }
-    cases = {}
-    for of_league in cases_of_league.values():
-        cases |= of_league
-    _write({baseline: [baseline, None] for baseline in BASELINES}, cases, runs)
+            runs_of_case = runs.setdefault(run, {})
+            runs_of_case[baseline] = compact(trace)
+            for name, cases in cases_of_league.items():
+                cases[f"{name}, {run}"] = _case_of_league(name, run, world_size, case.size)
+    all_leagues = {}
+    for cases in cases_of_league.values():
+        all_leagues |= cases
+    choices = {baseline: [baseline, None] for baseline in BASELINES}
+    _write(choices, all_leagues, runs)
+
+
+def _case_of_league(name: str, run: str, world_size: int, size: str) -> Json:
+    """What the challenge's runs of a size are replayed with in a league."""
+    from course_challenge.leagues import LEAGUES, SIZES
+
+    league = LEAGUES[name]
+    bound_us = league.bound_us(world_size, SIZES[size])
+    others_are_punctual = [0.0] * (world_size - 1)
+    return {
+        "runs": run,
+        "network": described(league.network),
+        "bound_us": bound_us,
+        "late": [*others_are_punctual, league.late_us],
+        "unit_us": rounded(bound_us / 10),
+    }
 
 
 def compact(trace: Trace, compute: Callable[[Event], float] | None = None) -> Json:
@@ -100,26 +123,35 @@ def compact(trace: Trace, compute: Callable[[Event], float] | None = None) -> Js
     numbers: dict[str, int] = {}  # of the calls, by their JSON
     ranks: list[list[int]] = []
     for rank in range(trace.world_size):
-        events = trace.of_rank(rank)
-        positions = {event.index: position for position, event in enumerate(events)}
-        moments = _moments_of_threads(events)
         numbers_of_rank = []
-        for position, event in enumerate(events):
-            call = _call(event, position, positions)
-            if event.flags & USER_THREAD:  # their order counts, and nothing else
-                call["flags"] = USER_THREAD
-                call["start_s"] = float(moments.index(event.start_s))
-                call["end_s"] = float(moments.index(event.end_s))
-            number = numbers.setdefault(json.dumps(call), len(numbers))
+        for call in _calls(trace.of_rank(rank)):
+            next_number = len(numbers)
+            number = numbers.setdefault(json.dumps(call), next_number)
             numbers_of_rank.append(number)
         ranks.append(numbers_of_rank)
-    tables: Json = {"calls": [json.loads(call) for call in numbers], "ranks": ranks}
+    calls = [json.loads(call) for call in numbers]
+    tables: Json = {"calls": calls, "ranks": ranks}
     if compute:
         tables["compute"] = []
         for rank in range(trace.world_size):
             times_us = [compute(event) for event in trace.of_rank(rank)]
             tables["compute"].append(times_us)
     return tables
+
+
+def _calls(events: Sequence[Event]) -> Iterator[Json]:
+    """Yields what a replay needs of each call of a rank."""
+    positions = {event.index: position for position, event in enumerate(events)}
+    moments = _moments_of_threads(events)
+    for position, event in enumerate(events):
+        call = _call(event, position, positions)
+        if event.flags & USER_THREAD:  # their order counts, and nothing else
+            begin = moments.index(event.start_s)
+            end = moments.index(event.end_s)
+            call["flags"] = USER_THREAD
+            call["start_s"] = float(begin)
+            call["end_s"] = float(end)
+        yield call
 
 
 def _moments_of_threads(events: Sequence[Event]) -> list[float]:
@@ -152,17 +184,22 @@ def _call(event: Event, position: int, positions: dict[int, int]) -> Json:
 
 def described(network: Network) -> Json:
     """A network as JSON has it."""
+    slow_links = []
+    for link, factor in network.slow_links.items():
+        slow_links.append([*link, factor])
+    slow_ranks = list(network.slow_ranks.items())
     return {
         "latency_us": network.latency_us,
         "gbit_s": network.gbit_s,
         "nodes": network.nodes,
         "between": network.between,
-        "slow_links": [[*link, factor] for link, factor in network.slow_links.items()],
-        "slow_ranks": list(network.slow_ranks.items()),
+        "slow_links": slow_links,
+        "slow_ranks": slow_ranks,
     }
 
 
 def _write(choices: Json, cases: Json, runs: Json) -> None:
+    """Writes the place that a cell before this one has named, and says how large it is."""
     place = {"choices": choices, "cases": cases, "runs": runs}
     text = json.dumps(place, separators=(",", ":"))
     name = os.environ["SITE_PLACE"]
@@ -174,48 +211,64 @@ def _write(choices: Json, cases: Json, runs: Json) -> None:
 
 def record(notebook: str, wanted: dict[str, dict[str, str]]) -> None:
     """Runs a notebook as far as the last of these places, and each place's code after its cell."""
-    book = nbformat.read(ROOT / notebook, as_version=4)
-    cells = [nbformat.v4.new_code_cell(FIRST_CELL)]
+    path = ROOT / notebook
+    book = nbformat.read(path, as_version=4)
+    first_cell = nbformat.v4.new_code_cell(FIRST_CELL)
+    cells = [first_cell]
     keeping = []  # the cells that write a place
     left = dict(wanted)
     for cell in book.cells:
         if cell.cell_type != "code" or not left:
             continue
         cells.append(cell)
-        places_of_cell = [name for name in left if left[name]["after"] in cell.source]
-        for name in places_of_cell:
-            place = left.pop(name)
-            code = f"%env SITE_PLACE={name}\n{place['code']}"
-            keep_cell = nbformat.v4.new_code_cell(code)
+        for name, place in list(left.items()):
+            if place["after"] not in cell.source:
+                continue
+            del left[name]
+            keep_cell = _cell_that_keeps(name, place)
             keeping.append(keep_cell)
             cells.append(keep_cell)
     assert not left, f"{notebook} has no cell for {', '.join(left)}"
     book.cells = cells
-    folder = (ROOT / notebook).parent
     client = NotebookClient(
         book,
         timeout=600,
         kernel_name="python3",
-        resources={"metadata": {"path": str(folder)}},
+        resources={"metadata": {"path": str(path.parent)}},
     )
     client.execute(env=os.environ | {"COURSE_LANG": "en"})
     for cell in keeping:
-        printed = "".join(output.get("text", "") for output in cell.outputs)
-        _, without_first_line = printed.split("\n", 1)  # in which %env says what it has set
-        print(without_first_line, end="")
+        _tell_what_it_printed(cell)
+
+
+def _cell_that_keeps(name: str, place: dict[str, str]) -> NotebookNode:
+    """A cell with a place's code, after a line that says which place it is."""
+    code = f"%env SITE_PLACE={name}\n{place['code']}"
+    return nbformat.v4.new_code_cell(code)
+
+
+def _tell_what_it_printed(cell: NotebookNode) -> None:
+    """Prints what a cell that keeps a place has printed."""
+    printed = ""
+    for output in cell.outputs:
+        printed += output.get("text", "")
+    _, without_first_line = printed.split("\n", 1)  # in which %env says what it has set
+    print(without_first_line, end="")
 
 
 def main(names: Sequence[str]) -> None:
     """Records all places, or those that are named."""
     (SITE / "recordings").mkdir(exist_ok=True)
-    python_path = str(ROOT)
-    if os.environ.get("PYTHONPATH"):
-        python_path += os.pathsep + os.environ["PYTHONPATH"]
-    os.environ["PYTHONPATH"] = python_path
+    python_path = [str(ROOT)]
+    path_before = os.environ.get("PYTHONPATH")
+    if path_before:
+        python_path.append(path_before)
+    os.environ["PYTHONPATH"] = os.pathsep.join(python_path)
     by_notebook: dict[str, dict[str, dict[str, str]]] = {}
     for name, place in places().items():
         if not names or name in names:
-            by_notebook.setdefault(place["notebook"], {})[name] = place
+            places_of_notebook = by_notebook.setdefault(place["notebook"], {})
+            places_of_notebook[name] = place
     for notebook, wanted in by_notebook.items():
         record(notebook, wanted)
 

@@ -4,6 +4,7 @@ A number tells its own story: its digit says which chunk it is, and the places o
 numbers are in it. 4004 is chunk 4, with what ranks 0 and 3 brought. Chapter 03 chose it so.
 """
 
+import itertools
 import re
 from itertools import pairwise
 
@@ -24,17 +25,30 @@ def read(figure: str) -> States:
         ValueError: They are not those of a ring of which every step adds or replaces one chunk.
     """
     steps = []
-    for numbers in re.findall(r"step \d+: ([\d, ]+)", figure):
-        steps.append([int(number) for number in numbers.split(",")])
+    for listed in re.findall(r"step \d+: ([\d, ]+)", figure):
+        numbers = listed.split(",")
+        steps.append([int(number) for number in numbers])
     n = len(steps[0]) if steps else 0
-    states = [[[10**rank * (chunk + 1) for chunk in range(n)] for rank in range(n)]]
+    states = [first_state(n)]
     for step, numbers in enumerate(steps, start=1):
-        states.append(next_state(states[-1], numbers, step))
-    smallest = min((number for chunks in states[-1] for number in chunks), default=0)
+        state = next_state(states[-1], numbers, step)
+        states.append(state)
+    at_last = itertools.chain(*states[-1])
+    smallest = min(at_last, default=0)
     is_complete = shares(smallest) == n
     if len(steps) != 2 * (n - 1) or not is_complete:
         raise ValueError(f"this is no ring: {figure}")
     return states
+
+
+def first_state(n: int) -> list[list[int]]:
+    """Returns what n ranks hold at first: of each chunk, their own number."""
+    state = []
+    for rank in range(n):
+        place = 10**rank
+        digits = range(1, n + 1)
+        state.append([place * digit for digit in digits])
+    return state
 
 
 def next_state(before: list[list[int]], numbers: list[int], step: int) -> list[list[int]]:
@@ -45,8 +59,10 @@ def next_state(before: list[list[int]], numbers: list[int], step: int) -> list[l
         chunk = chunk_of(number)
         possible = []
         if chunk < n:
-            arrived = before[rank - 1][chunk]
-            possible = [arrived, arrived + before[rank][chunk]]
+            sender = before[rank - 1]
+            arrived = sender[chunk]
+            total = before[rank][chunk] + arrived
+            possible = [arrived, total]
         if number not in possible:
             raise ValueError(f"rank {rank} cannot hold {number} after {step} steps")
         state[rank][chunk] = number
@@ -65,7 +81,8 @@ def shares(number: int) -> int:
 
 def words(states: States, summary: str) -> str:
     """Returns what the picture shows, for those who cannot see it."""
-    n, steps = len(states[0]), len(states) - 1
+    n = len(states[0])
+    steps = len(states) - 1
     return (
         f"An all-reduce of {n} ranks in a ring, in {steps} steps. In the first {n - 1} every rank "
         f"adds the chunk that arrives, in the others it keeps it. {summary}"
@@ -80,16 +97,21 @@ def square(number: int, n: int, x: float, y: float, size: float, theme: Theme) -
     fill = theme.complete if shares(number) == n else theme.part
     has_digits = size >= SQUARE
     width = size / n
+    baseline = y + size / 2 + 5
+    digit_style = {"fill": theme.ink, "text_anchor": "middle"}
     parts = [rectangle(x, y, size, size, fill=theme.panel)]
-    for place, digit in enumerate(str(number).rjust(n)):
+    digits = str(number).rjust(n)
+    for place, digit in enumerate(digits):
         left = x + place * width
         if digit not in " 0":
-            parts.append(rectangle(left, y, width, size, fill=fill))
+            stripe = rectangle(left, y, width, size, fill=fill)
+            parts.append(stripe)
         if digit != " " and has_digits:
             middle = left + width / 2
-            baseline = y + size / 2 + 5
-            parts.append(words_at(middle, baseline, digit, fill=theme.ink, text_anchor="middle"))
-    parts.append(rectangle(x, y, size, size, fill="none", stroke=theme.border))
+            written = words_at(middle, baseline, digit, **digit_style)
+            parts.append(written)
+    border = rectangle(x, y, size, size, fill="none", stroke=theme.border)
+    parts.append(border)
     return "".join(parts)
 
 
@@ -105,34 +127,44 @@ def steps(states: States, theme: Theme) -> tuple[float, str]:
     parts = []
     for rank in range(n):
         baseline = top + rank * SMALL_PITCH + SMALL / 2 + 4
-        parts.append(words_at(18, baseline, f"rank {rank}", fill=theme.ink))
+        label = words_at(18, baseline, f"rank {rank}", fill=theme.ink)
+        parts.append(label)
     for step in range(len(states)):
-        parts.append(grid(states, step, top, theme))
+        grid_of_step = grid(states, step, top, theme)
+        parts.append(grid_of_step)
     for first_step, does in ((1, "adds"), (n, "keeps")):
         x = left_of_grid(first_step, n)
-        parts.append(words_at(x, 26, f"each rank {does} what arrives", fill=theme.faint))
-    return top + n * SMALL_PITCH + 20, "".join(parts)
+        heading = words_at(x, 26, f"each rank {does} what arrives", fill=theme.faint)
+        parts.append(heading)
+    height = top + n * SMALL_PITCH + 20
+    return height, "".join(parts)
 
 
 def left_of_grid(step: int, n: int) -> float:
     """Where the grid of a step begins."""
-    return 76 + step * (n * SMALL_PITCH + 18)
+    width = n * SMALL_PITCH
+    return 76 + step * (width + 18)
 
 
 def grid(states: States, step: int, top: float, theme: Theme) -> str:
     """Returns all squares after a step, those that are new with a mark, below a title."""
     n = len(states[0])
     left = left_of_grid(step, n)
-    title = "at first" if step == 0 else f"step {step}"
     middle = left + n * SMALL_PITCH / 2
-    parts = [words_at(middle, top - 12, title, fill=theme.ink, text_anchor="middle")]
-    before = states[max(step - 1, 0)]
-    for rank, held in enumerate(states[step]):
-        for chunk, number in enumerate(held):
+    title = "at first"
+    before = states[0]
+    if step > 0:
+        title = f"step {step}"
+        before = states[step - 1]
+    title_style = {"fill": theme.ink, "text_anchor": "middle"}
+    parts = [words_at(middle, top - 12, title, **title_style)]
+    for rank, chunks in enumerate(states[step]):
+        y = top + rank * SMALL_PITCH
+        for chunk, number in enumerate(chunks):
             x = left + chunk * SMALL_PITCH
-            y = top + rank * SMALL_PITCH
             parts.append(square(number, n, x, y, SMALL, theme))
-            if number != before[rank][chunk]:
+            is_new = number != before[rank][chunk]
+            if is_new:
                 parts.append(outline(x, y, SMALL, theme))
     return "".join(parts)
 
@@ -147,13 +179,15 @@ class Clock:
 
     def percent(self, second: float) -> float:
         """A moment as a share of the whole."""
-        return round(100 * second / self.whole_s, 2)
+        share = second / self.whole_s
+        return round(100 * share, 2)
 
     def leaves_s(self, step: int) -> float:
         """When the chunks of a step (1 is the first) begin to move; 0 is the beginning."""
         if step == 0:
             return 0.0
-        return START_S + (step - 1) * STEP_S
+        steps_before = step - 1
+        return START_S + steps_before * STEP_S
 
     def arrives_s(self, step: int) -> float:
         """When the chunks of a step have arrived; 0 is the beginning."""
@@ -191,7 +225,8 @@ class Clock:
         return name
 
     def _add_rule(self, name: str, frames: list[str]) -> None:
-        self.rules[name] = f"@keyframes {name}{{{''.join(frames)}}}"
+        all_frames = "".join(frames)
+        self.rules[name] = f"@keyframes {name}{{{all_frames}}}"
 
     def style(self) -> str:
         """All rules; who asked for less motion sees the end, standing still."""
@@ -202,16 +237,21 @@ class Clock:
             lines.append(f"{rule}.{name}{{animation:{animation}}}")
             if not name.endswith("_end"):
                 hidden.append(f".{name}")
-        still = f"*{{animation:none!important}}{','.join(hidden)}{{opacity:0}}"
+        all_hidden = ",".join(hidden)
+        still = f"*{{animation:none!important}}{all_hidden}{{opacity:0}}"
         lines.append(f"@media (prefers-reduced-motion: reduce){{{still}}}")
-        return "<style>\n" + "\n".join(lines) + "\n</style>\n"
+        all_lines = "\n".join(lines)
+        return f"<style>\n{all_lines}\n</style>\n"
 
 
 def changed_chunk(before: list[int], after: list[int]) -> int:
     """Returns the one chunk of a rank that a step has changed."""
-    changed = [chunk for chunk, number in enumerate(after) if number != before[chunk]]
-    (chunk,) = changed
-    return chunk
+    changed = []
+    for chunk in range(len(before)):
+        if before[chunk] != after[chunk]:
+            changed.append(chunk)
+    (only_one,) = changed
+    return only_one
 
 
 class MovingRing:
@@ -231,7 +271,8 @@ class MovingRing:
             parts += self.held_by(rank)
         for step in range(1, self.steps + 1):
             for rank in range(self.n):
-                parts.append(self.travelling(step, rank))
+                chunk_on_its_way = self.travelling(step, rank)
+                parts.append(chunk_on_its_way)
         parts += self.captions(summary)
         return "".join(parts)
 
@@ -240,21 +281,27 @@ class MovingRing:
         colour = self.theme.faint
         head = element("path", d="M0 0L8 4L0 8z", fill=colour)
         size = {"markerWidth": 8, "markerHeight": 8, "refX": 7, "refY": 4}
-        parts = [element("marker", head, id="to", orient="auto", **size)]
+        marker = element("marker", head, id="to", orient="auto", **size)
+        parts = [marker]
         line = {"stroke": colour, "stroke_dasharray": "4 5", "marker_end": "url(#to)"}
         for path in ARROWS:
-            parts.append(element("path", d=path, fill="none", **line))
+            arrow = element("path", d=path, fill="none", **line)
+            parts.append(arrow)
         return parts
 
     def held_by(self, rank: int) -> list[str]:
         """Returns a rank's name and its chunks, each in all of its states."""
         x, y = PLACES[rank]
         _, lowest_y = PLACES[-1]
-        label_y = y - 10 if y < lowest_y else y + SQUARE + 20  # where no chunk passes
-        parts = [words_at(x, label_y, f"rank {rank}", fill=self.theme.ink)]
+        label_y = y - 10  # where no chunk passes
+        if y == lowest_y:
+            label_y = y + SQUARE + 20
+        label = words_at(x, label_y, f"rank {rank}", fill=self.theme.ink)
+        parts = [label]
         for chunk in range(self.n):
             numbers = [state[rank][chunk] for state in self.states]
-            parts += self.filled(numbers, x + chunk * PITCH, y)
+            chunk_x = x + chunk * PITCH
+            parts += self.filled(numbers, chunk_x, y)
         return parts
 
     def filled(self, numbers: list[int], x: float, y: float) -> list[str]:
@@ -265,42 +312,52 @@ class MovingRing:
                 changes.append(step)
         parts = []
         for step, next_change in pairwise([*changes, None]):
+            from_s = self.clock.arrives_s(step)
             until_s = None
             if next_change is not None:
                 until_s = self.clock.arrives_s(next_change)
-            seen = self.clock.shown(self.clock.arrives_s(step), until_s)
+            seen = self.clock.shown(from_s, until_s)
             drawn = square(numbers[step], self.n, x, y, SQUARE, self.theme)
-            parts.append(element("g", drawn, class_=seen))
+            state = element("g", drawn, class_=seen)
+            parts.append(state)
         return parts
 
     def travelling(self, step: int, rank: int) -> str:
         """Returns the chunk that a rank gets in a step, on its way from the rank before it."""
         sender = rank - 1
-        before, after = self.states[step - 1], self.states[step]
-        chunk = changed_chunk(before[rank], after[rank])
         from_x, from_y = PLACES[sender]
         to_x, to_y = PLACES[rank]
+        before = self.states[step - 1]
+        after = self.states[step]
+        chunk = changed_chunk(before[rank], after[rank])
+        number = before[sender][chunk]
         x = from_x + chunk * PITCH
-        drawn = square(before[sender][chunk], self.n, x, from_y, SQUARE, self.theme)
+        drawn = square(number, self.n, x, from_y, SQUARE, self.theme)
         drawn += outline(x, from_y, SQUARE, self.theme)
-        movement = self.clock.moved(step, to_x - from_x, to_y - from_y)
+        dx = to_x - from_x
+        dy = to_y - from_y
+        movement = self.clock.moved(step, dx, dy)
         return element("g", drawn, class_=movement)
 
     def captions(self, summary: str) -> list[str]:
         """Returns the line below, which changes with the steps."""
-        texts = ["Four ranks, four chunks each: every rank needs all four sums."]
-        begins_s: list[float | None] = [0.0]
+        # By the second in which each of them comes.
+        texts = {0.0: "Four ranks, four chunks each: every rank needs all four sums."}
         for step in range(1, self.steps + 1):
             does = "adds" if step < self.n else "keeps"
-            texts.append(f"Step {step} of {self.steps}: each rank {does} the chunk that arrives.")
-            begins_s.append(self.clock.leaves_s(step))
-        texts.append(summary)
-        begins_s.append(self.clock.arrives_s(self.steps) + STEP_S - MOVE_S)
+            begin_s = self.clock.leaves_s(step)
+            texts[begin_s] = (
+                f"Step {step} of {self.steps}: each rank {does} the chunk that arrives."
+            )
+        last_arrival_s = self.clock.arrives_s(self.steps)
+        summary_s = last_arrival_s + STEP_S - MOVE_S
+        texts[summary_s] = summary
         style = {"fill": self.theme.ink, "text_anchor": "middle"}
         parts = []
-        for text, (begin_s, end_s) in zip(texts, pairwise([*begins_s, None]), strict=True):
+        for begin_s, end_s in pairwise([*texts, None]):
             seen = self.clock.shown(begin_s, end_s)
-            parts.append(words_at(430, 322, text, class_=seen, **style))
+            caption = words_at(430, 322, texts[begin_s], class_=seen, **style)
+            parts.append(caption)
         return parts
 
 

@@ -35,12 +35,11 @@ THEMES = {"light": LIGHT, "dark": DARK}
 
 def element(tag: str, content: str = "", **attributes: str | float) -> str:
     """Returns an element of SVG; `stroke_width` stands for stroke-width, `class_` for class."""
-    words = [tag]
+    opening = tag
     for name, value in attributes.items():
         name_in_svg = name.strip("_").replace("_", "-")
         shown = value if isinstance(value, str) else f"{value:g}"
-        words.append(f'{name_in_svg}="{shown}"')
-    opening = " ".join(words)
+        opening += f' {name_in_svg}="{shown}"'
     if content:
         return f"<{opening}>{content}</{tag}>\n"
     return f"<{opening}/>\n"

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from course_tools import ROOT
+from course_tools.commands import parser_of
 from course_tools.i18n import site_languages
 from course_tools.i18n.site_languages import Tongue
 from course_tools.site import live_parts, llms, pages, plans
@@ -34,8 +35,10 @@ def stage(to: Path, parts: Path, repository: str, pdf: bool) -> Site:
     """Writes all that Sphinx reads: pages, pictures, downloads, and what the sliders need."""
     english = site_languages.english()
     begin(to, english)
-    site = Site(to / "_static/pictures", live_places(to), repository, pdf)
-    site.pictures.mkdir()
+    pictures = to / "_static/pictures"
+    pictures.mkdir()
+    live = live_places(to)
+    site = Site(pictures, live, repository, pdf)
     pyodide = live_parts.pyodide(parts)
     if pyodide:
         shutil.copytree(pyodide, to / "extra/live/pyodide")
@@ -49,41 +52,54 @@ def stage_chinese(to: Path, site: Site) -> None:
     chinese = site_languages.in_chinese()
     begin(to, chinese)
     site_languages.write_theme(to)
-    for path in sorted((ROOT / "articles").glob("*.md")):
+    articles = (ROOT / "articles").glob("*.md")
+    for path in sorted(articles):
         pages.document(path, to, chinese)
     pages.write_pages(to, site, chinese)
 
 
 def begin(to: Path, tongue: Tongue) -> None:
     """Writes settings, scripts and styles."""
+    static = to / "_static"
+    extra = to / "extra"
     shutil.rmtree(to, ignore_errors=True)
-    shutil.copytree(SITE / "static", to / "_static")
+    shutil.copytree(SITE / "static", static)
     shutil.copytree(SITE / "templates", to / "templates")
-    worker = to / "_static/worker.js"
+    plans.write_table(static / "plans.js")
+    (extra / "download").mkdir(parents=True)
+    shutil.copytree(ROOT / "source/pictures", extra / "source/pictures")
+
+    worker = static / "worker.js"
     script = worker.read_text(encoding="utf-8")
-    worker.write_text(script.replace("WHEEL", live_parts.WHEEL))
-    say = to / "_static/say.js"
+    script = script.replace("WHEEL", live_parts.WHEEL)
+    worker.write_text(script)
+
+    say = static / "say.js"
     script = say.read_text(encoding="utf-8")
-    say.write_text(site_languages.for_scripts(tongue, script), encoding="utf-8")
-    plans.write_table(to / "_static/plans.js")
-    (to / "extra/download").mkdir(parents=True)
-    shutil.copytree(ROOT / "source/pictures", to / "extra/source/pictures")
+    script = site_languages.for_scripts(tongue, script)
+    say.write_text(script, encoding="utf-8")
+
     settings = (SITE / "conf.py").read_text(encoding="utf-8")
-    (to / "conf.py").write_text(f'TONGUE = "{tongue.code}"\n{settings}', encoding="utf-8")
+    settings = f'TONGUE = "{tongue.code}"\n{settings}'
+    (to / "conf.py").write_text(settings, encoding="utf-8")
 
 
 def live_places(to: Path) -> dict[str, Place]:
     """Packs what moves; returns each place as places.toml tells of it, drawn, and recorded."""
     live = to / "extra/live"
-    (live / "recordings").mkdir(parents=True)
+    folder = live / "recordings"
+    folder.mkdir(parents=True)
     packed = live_parts.wheel(live / live_parts.WHEEL)
     entries = live_parts.places()
     recordings = live_parts.recordings()
-    unmoved = live_parts.redrawn(packed, [(name, {}) for name in recordings])
+    no_settings: dict[str, Any] = {}
+    unmoved = live_parts.redrawn(packed, [(name, no_settings) for name in recordings])
     places = {}
-    for (name, recording), drawn in zip(recordings.items(), unmoved, strict=True):
-        (live / f"recordings/{name}.json").write_text(recording, encoding="utf-8")
-        places[name] = Place(entries[name], json.loads(drawn), recording)
+    for (name, recording), drawn_json in zip(recordings.items(), unmoved, strict=True):
+        path = folder / f"{name}.json"
+        path.write_text(recording, encoding="utf-8")
+        drawn = json.loads(drawn_json)
+        places[name] = Place(entries[name], drawn, recording)
     return places
 
 
@@ -96,7 +112,8 @@ def remembered(highlight: Callable[..., str]) -> Callable[..., str]:
     def again(self: Any, source: str, lang: str, location: Any = None, **options: Any) -> str:
         key = repr((source, lang, options))
         if key not in known:
-            known[key] = highlight(self, source, lang, location=location, **options)
+            markup = highlight(self, source, lang, location=location, **options)
+            known[key] = markup
         return known[key]
 
     again.known = known
@@ -112,27 +129,39 @@ def built(folder: Path, source: str, to: str) -> int:
     if not hasattr(SearchEnglish.stem, "cache_info"):  # Sphinx forgets stems after each page
         SearchEnglish.stem = functools.cache(SearchEnglish.stem)
     PygmentsBridge.highlight_block = remembered(PygmentsBridge.highlight_block)
-    options = ["-q", "-W", "--keep-going", "-d", str(folder / f"cache-{source}")]
-    return sphinx([*options, str(folder / source), str(folder / to)])
+    cache = folder / f"cache-{source}"
+    pages_folder = folder / source
+    html_folder = folder / to
+    options = ["-q", "-W", "--keep-going", "-d", str(cache)]
+    return sphinx([*options, str(pages_folder), str(html_folder)])
 
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--to", type=Path, default=ROOT / "build/site", help="a folder for it")
-    parser.add_argument("--parts", type=Path, default=PARTS, help="where Pyodide is kept")
-    parser.add_argument("--repository", default="", help="OWNER/NAME on GitHub")
-    parser.add_argument("--pdf", action="store_true", help="print it, by Chromium (minutes)")
-    args = parser.parse_args(argv)
+    args = command_line().parse_args(argv)
     gc.set_threshold(50_000)  # most of Sphinx's many nodes stay: looking for others takes a tenth
-    site = stage(args.to / "pages", args.parts, args.repository, args.pdf)
-    stage_chinese(args.to / "pages-zh", site)
-    faults = built(args.to, "pages", "html") or built(args.to, "pages-zh", "html/zh")
+    english_pages = args.to / "pages"
+    chinese_pages = args.to / "pages-zh"
+    site = stage(english_pages, args.parts, args.repository, args.pdf)
+    stage_chinese(chinese_pages, site)
+    faults = built(args.to, english_pages.name, "html")
+    faults = faults or built(args.to, chinese_pages.name, "html/zh")
     if args.pdf and not faults:
         from course_tools.site.pdf import printed
 
         printed(args.to)
     return faults
+
+
+def command_line() -> argparse.ArgumentParser:
+    """Returns what can be asked of this command."""
+    parser = parser_of(__doc__)
+    default_folder = ROOT / "build/site"
+    parser.add_argument("--to", type=Path, default=default_folder, help="a folder for it")
+    parser.add_argument("--parts", type=Path, default=PARTS, help="where Pyodide is kept")
+    parser.add_argument("--repository", default="", help="OWNER/NAME on GitHub")
+    parser.add_argument("--pdf", action="store_true", help="print it, by Chromium (minutes)")
+    return parser
 
 
 if __name__ == "__main__":

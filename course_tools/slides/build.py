@@ -8,7 +8,6 @@ cell is: `deck` has the rule. reveal.js comes from npm, once; slides ask no othe
 anything, and nothing is written into the course. S opens the notes, which are the chapter's text.
 """
 
-import argparse
 import html
 import os
 import shutil
@@ -19,6 +18,7 @@ from string import Template
 from nbformat import NotebookNode
 
 from course_tools import ROOT
+from course_tools.commands import parser_of
 from course_tools.i18n import site_languages
 from course_tools.i18n.site_languages import Tongue
 from course_tools.learner import copies
@@ -39,7 +39,9 @@ NEEDED = "dist/reveal.js", "dist/reveal.css", "dist/reset.css", "dist/plugin/not
 
 def kept() -> Path:
     """Where reveal.js is kept: with the course, if this user may write there."""
-    return PARTS if os.access(ROOT, os.W_OK) else Path.home() / ".cache/ddp-course"
+    if os.access(ROOT, os.W_OK):
+        return PARTS
+    return Path.home() / ".cache/ddp-course"
 
 
 def page(chapter: Path, to: Path, tongue: Tongue) -> None:
@@ -47,52 +49,64 @@ def page(chapter: Path, to: Path, tongue: Tongue) -> None:
     notebook = tongue.read(chapter)
     pictures_to_files(notebook.cells, to / "_static/pictures", "")
     columns = []
-    for part in Deck(notebook.cells, tongue.say).parts:
+    deck = Deck(notebook.cells, tongue.say)
+    for part in deck.parts:
         slides = "".join(slide.html() for slide in part)
         columns.append(f"<section>{slides}</section>")
+    facts = course_map.facts(notebook)
     fields = {
         "lang": tongue.code,
-        "title": html.escape(course_map.facts(notebook)["title"]),
+        "title": html.escape(facts["title"]),
         "colours": COLOURS.get_style_defs("pre"),
         "slides": "\n".join(columns),
     }
-    text = Template(SHAPE.read_text(encoding="utf-8")).substitute(fields)
+    shape = Template(SHAPE.read_text(encoding="utf-8"))
+    text = shape.substitute(fields)
     (to / f"{chapter.stem}.html").write_text(text, encoding="utf-8")
 
 
 def index(chapters: dict[Path, NotebookNode], to: Path) -> str:
     """The page with a link to the slides of each chapter that are in a folder."""
-    items = []
+    items = ""
     for path, notebook in chapters.items():
         page_name = f"{path.stem}.html"
         if (to / page_name).exists():
-            title = html.escape(course_map.facts(notebook)["title"])
-            items.append(f'<li>{path.name[:2]} <a href="{page_name}">{title}</a></li>')
-    return f'<!doctype html><meta charset="utf-8"><title>Slides</title><ul>{"".join(items)}</ul>'
+            facts = course_map.facts(notebook)
+            title = html.escape(facts["title"])
+            items += f'<li>{path.name[:2]} <a href="{page_name}">{title}</a></li>'
+    return f'<!doctype html><meta charset="utf-8"><title>Slides</title><ul>{items}</ul>'
 
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser = parser_of(__doc__)
     parser.add_argument("--to", type=Path, required=True, help="a folder for them")
     parser.add_argument("--parts", type=Path, default=kept(), help="where reveal.js is kept")
     parser.add_argument("chapters", nargs="*", help="such as 03; all if there are none")
     args = parser.parse_args(argv)
-    to = args.to.expanduser() / copies.language()
-    tongue = site_languages.in_chinese() if copies.language() else site_languages.english()
+    language = copies.language()
+    to = args.to.expanduser() / language
     reveal = npm.fetched(args.parts, REVEAL, INTEGRITY, NEEDED)
     if not reveal:
         print("slides need reveal.js, which npm brings once", file=sys.stderr)
         return 1
     (to / "_static/pictures").mkdir(parents=True, exist_ok=True)
     shutil.copytree(reveal, to / "_static/reveal", dirs_exist_ok=True)
-    chapters = course_map.chapters(tongue=course_map.Tongue(tongue.read, str))
-    for path in chapters:
-        if not args.chapters or path.name[:2] in args.chapters:
-            page(path, to, tongue)
-    (to / "index.html").write_text(index(chapters, to), encoding="utf-8")
+    tongue = site_languages.in_chinese() if language else site_languages.english()
+    write(to, tongue, args.chapters)
     print(f"Open {to / 'index.html'} in a browser; the key S shows the notes.")
     return 0
+
+
+def write(to: Path, tongue: Tongue, numbers: list[str]) -> None:
+    """Writes the slides of the chapters with these numbers, or of all, and the page of links."""
+    as_read = course_map.Tongue(tongue.read, str)
+    chapters = course_map.chapters(tongue=as_read)
+    for path in chapters:
+        if not numbers or path.name[:2] in numbers:
+            page(path, to, tongue)
+    text = index(chapters, to)
+    (to / "index.html").write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -15,13 +15,13 @@ from course_tools.notebooks.course_map import Say
 from course_tools.notebooks.predictions import Question, questions
 from course_tools.slides.markup import (
     MOST,
-    WHOLE,
     Piece,
     Slide,
     in_sight,
     listing,
     measured,
     outputs,
+    stresses,
     vote,
     words,
 )
@@ -38,24 +38,30 @@ class Deck:
 
     def __init__(self, cells: Iterable[NotebookNode], say: Say = str) -> None:
         self.say = say
-        first, *cells = cells
-        title, *blocks = re.findall(BLOCK, first.source)
-        self.title = title.removeprefix("# ")
         self.setting = ""  # the last paragraph, which a question may be about
         self.waiting: list[str] = []  # paragraphs that no slide shows yet
         self.subject: Slide | None = None  # of the next paragraph: an output, or a question
         self.open: Slide | None = None  # has code, and no output yet
         self.parts: list[list[Slide]] = [[]]
-        first_slide = self.show(*map(words, blocks[:3]))
-        first_slide.notes += blocks[3:]
         self.numbers: dict[str, int] = {}  # of the questions, by their texts
         self.questions: dict[int, list[Question]] = {}  # by the id of the cell that asks
+        first, *cells = cells
+        self.show_title(first)
         for cell, question in questions(cells):
             self.numbers[question.text] = question.number
-            self.questions.setdefault(id(cell), []).append(question)
+            questions_of_cell = self.questions.setdefault(id(cell), [])
+            questions_of_cell.append(question)
         for cell in cells:
             self.read_cell(cell)
         self.end()
+
+    def show_title(self, cell: NotebookNode) -> None:
+        """The first slide: the title, and the three paragraphs below it."""
+        title, *blocks = re.findall(BLOCK, cell.source)
+        self.title = title.removeprefix("# ")
+        pieces = [words(block) for block in blocks[:3]]
+        slide = self.show(*pieces)
+        slide.notes += blocks[3:]
 
     def read_cell(self, cell: NotebookNode) -> None:
         """Shows a cell, unless it imports, checks, or asks how predictions went."""
@@ -97,7 +103,8 @@ class Deck:
 
     def folded(self, block: str) -> None:
         """An answer to what is discussed, or a hint, which only the notes have."""
-        slide = self.parts[-1][-1]
+        slides = self.parts[-1]
+        slide = slides[-1]
         plain = re.sub(r"</?(details|summary)>", "", block)
         slide.notes.append(plain)
         if slide.label == self.say("Discuss"):
@@ -110,9 +117,10 @@ class Deck:
         self.subject.notes.append(block)
         if self.subject.label == self.say("Discuss"):
             self.subject.add(words(block))
-        else:
-            self.subject.add(words(in_sight(block), later=True))
-            self.subject = None
+            return
+        brief = in_sight(block)
+        self.subject.add(words(brief, later=True))
+        self.subject = None
 
     def show(self, *pieces: Piece, label: str = "") -> Slide:
         """A new slide, with the last of the words that wait."""
@@ -132,8 +140,7 @@ class Deck:
         """Slides of nothing but words, if they stress any; returns those that stress none."""
         blocks = self.waiting
         self.waiting = []
-        stresses = any(WHOLE.match(block) or "**" in block for block in blocks)
-        if not stresses:
+        if not any(map(stresses, blocks)):
             return blocks
         slide = None
         for block in blocks:
@@ -148,7 +155,8 @@ class Deck:
         left = self.flush()
         slides = self.parts[-1]
         if left and not slides:
-            self.show(*(words(in_sight(block)) for block in left))
+            pieces = [words(in_sight(block)) for block in left]
+            self.show(*pieces)
         if left:
             slides[-1].notes += left
         self.subject = None
@@ -157,13 +165,14 @@ class Deck:
     def vote(self, question: Question) -> None:
         """The question as its paragraph asks it; without one, what the last paragraph is about."""
         subject = self.setting
-        if not PREDICT.search(subject) and len(subject) >= 350:
+        is_asked = PREDICT.search(subject) is not None
+        if not is_asked and len(subject) >= 350:
             subject = in_sight(subject)
         if self.waiting and self.waiting[-1] == self.setting:
             self.waiting.pop()
-        asked = words(PREDICT.sub("", subject))
+        without_mark = PREDICT.sub("", subject)
         ballot = vote(question, self.say("Write it down first."))
-        slide = self.show(asked, ballot, label=self.say("Vote"))
+        slide = self.show(words(without_mark), ballot, label=self.say("Vote"))
         slide.notes.append(self.setting)
 
     def run(self, cell: NotebookNode) -> None:
@@ -171,23 +180,27 @@ class Deck:
         slide = None
         pictures, text, answers = outputs(cell)
         code = re.sub(r"(?m)^\w+\.measured\(.*\)\n?", "", cell.source).strip()
-        is_hidden = cell.metadata.get("jupyter", {}).get("source_hidden")
-        if code and not is_hidden:
+        jupyter = cell.metadata.get("jupyter", {})
+        if code and not jupyter.get("source_hidden"):
             slide = self.code(code)
         for picture, caption in pictures:
             slide = self.show(Piece(picture, PICTURE_PX))
             slide.notes.append(caption)
-        pieces = [listing(text, "output")] if text else []
+        pieces = []
+        if text:
+            pieces.append(listing(text, "output"))
         for line in answers:
-            pieces.append(measured(self.number_of(line), line))
+            number = self.number_of(line)
+            pieces.append(measured(number, line))
         for piece in pieces:
             if not slide or not slide.add(piece):
                 slide = self.show(piece)
-        if pieces or pictures:
-            if text.count("\n") >= MOST:  # the slide has not all of it
-                slide.notes.append(f"```\n{text}\n```")
-            self.subject = slide
-            self.open = None
+        if not pieces and not pictures:
+            return
+        if text.count("\n") >= MOST:  # the slide has not all of it
+            slide.notes.append(f"```\n{text}\n```")
+        self.subject = slide
+        self.open = None
 
     def number_of(self, line: str) -> int:
         """The number of the question that a line answers."""
@@ -197,7 +210,8 @@ class Deck:
 
     def code(self, code: str) -> Slide:
         """A slide with code, or more code on the one before."""
-        piece = listing(re.sub(r"\n{3,}", "\n\n", code), "code")
+        with_less_room = re.sub(r"\n{3,}", "\n\n", code)
+        piece = listing(with_less_room, "code")
         goes_on = self.open and not self.waiting
         if not goes_on or not self.open.add(piece):
             is_stub = "raise NotImplementedError" in code

@@ -63,12 +63,13 @@ class Slide:
         label = f'<p class="label">{self.label}</p>' if self.label else ""
         title_paragraph = words(self.title).markup.strip()
         title = title_paragraph.removeprefix("<p>").removesuffix("</p>")
+        shown = "".join(self.shown)
         notes = ""
         for note in dict.fromkeys(self.notes):
             notes += words(note).markup
         return (
             f'<section><div class="page"><header><h2>{title}</h2>{label}</header>'
-            f'{"".join(self.shown)}</div><aside class="notes">{notes}</aside></section>'
+            f'{shown}</div><aside class="notes">{notes}</aside></section>'
         )
 
 
@@ -88,29 +89,39 @@ def in_sight(text: str) -> str:
     return first
 
 
+def stresses(text: str) -> bool:
+    """Whether a paragraph has bold words, or is a list or the like, which is shown as a whole."""
+    return "**" in text or WHOLE.match(text) is not None
+
+
 def _is_sentence(text: str) -> bool:
     """Whether a text ends one: its marks and brackets are closed, and it is no abbreviation."""
-    if columns(text) <= 35 or text.count("(") != text.count(")"):
+    if columns(text) <= 35:
         return False
-    if text.count("*") % 2 or text.count("`") % 2:
+    opening, closing = text.count("("), text.count(")")
+    stars, ticks = text.count("*"), text.count("`")
+    if opening != closing or stars % 2 or ticks % 2:
         return False
     return re.search(ENDS, text) is not None
 
 
 def columns(line: str) -> int:
     """How wide a line is: a Chinese sign is as wide as two letters."""
-    return len(line) + len(re.findall(r"[\u3000-\u9fff\uff00-\uffef]", line))
+    wide = re.findall(r"[\u3000-\u9fff\uff00-\uffef]", line)
+    return len(line) + len(wide)
 
 
 def words(text: str, later: bool = False) -> Piece:
     """Markdown; links inside the course, which lead nowhere from a slide, are plain words."""
     text = re.sub(r"\[([^]]+)\]\((?!http)[^)]*\)", r"\1", text)
     markup = markdown(text)
-    height = 0
+    lines_on_slide = 0
     for line in _lines(text):
-        height += LINE_PX * (1 + columns(line) // COLUMNS)
+        lines_on_slide += 1 + columns(line) // COLUMNS
+    height = lines_on_slide * LINE_PX
     if height > ROOM_PX:
-        size = max(20, 28 * (ROOM_PX / height) ** 0.5)
+        shrunk = 28 * (ROOM_PX / height) ** 0.5
+        size = max(20, shrunk)
         markup = f'<div class="much" style="font-size:{size:.0f}px">{markup}</div>'
         height = ROOM_PX
     if later:
@@ -135,10 +146,9 @@ def listing(text: str, kind: str) -> Piece:
     """Code or output in letters as large as its longest line allows; long output is cut."""
     lines = text.splitlines()
     if kind == "output" and len(lines) > MOST:
-        lines = [*lines[: MOST - 1], "…"]
-    longest = max(len(line) for line in lines)
-    size = min(24, 1850 // longest, 390 // len(lines))  # of a letter, in pixels
-    size = max(17, size)
+        first_lines = lines[: MOST - 1]
+        lines = [*first_lines, "…"]
+    size = _letter_px(lines)
     broken_lines = 0  # on the slide, where long lines are broken
     for line in lines:
         width_px = len(line) * size * 3 // 5
@@ -155,20 +165,36 @@ def listing(text: str, kind: str) -> Piece:
     return Piece(pre, height)
 
 
+def _letter_px(lines: list[str]) -> int:
+    """How large a letter may be, so that a listing fits in both directions."""
+    longest = max(len(line) for line in lines)
+    fits_across = 1850 // longest
+    fits_down = 390 // len(lines)
+    size = min(24, fits_across, fits_down)
+    return max(17, size)
+
+
 def vote(question: Question, write: str) -> Piece:
     """The question and its choices; who has no choices is told to write an answer down first."""
-    boxes = "".join(f"<li>{html.escape(choice)}</li>" for choice in question.choices)
-    answers = f'<ol class="choices">{boxes}</ol>' if boxes else f"<p>{write}</p>"
-    asks = f"<b>{html.escape(question.text)} …</b>{answers}"
+    answers = f"<p>{write}</p>"
+    if question.choices:
+        boxes = ""
+        for choice in question.choices:
+            boxes += f"<li>{html.escape(choice)}</li>"
+        answers = f'<ol class="choices">{boxes}</ol>'
+    text = html.escape(question.text)
+    asks = f"<b>{text} …</b>{answers}"
     markup = f'<div class="ask" data-asks="{question.number}">{asks}</div>'
     return Piece(markup, 4 * LINE_PX)
 
 
 def measured(number: int, line: str) -> Piece:
     """What answers a prediction."""
-    markup = f'<p class="fragment measured" data-tells="{number}">{html.escape(line)}</p>'
+    text = html.escape(line)
+    markup = f'<p class="fragment measured" data-tells="{number}">{text}</p>'
     further_lines = len(line) // 60
-    return Piece(markup, 60 + further_lines * LINE_PX)
+    height = 60 + further_lines * LINE_PX
+    return Piece(markup, height)
 
 
 def outputs(cell: NotebookNode) -> Outputs:
@@ -181,7 +207,8 @@ def outputs(cell: NotebookNode) -> Outputs:
             pictures.append((markup, ""))
         elif markup.startswith("<p"):
             picture, _ = pictures[-1]
-            pictures[-1] = (picture, data["text/plain"])
+            caption = data["text/plain"]
+            pictures[-1] = (picture, caption)
         elif output.output_type == "error":
             raised = "\n".join(output.traceback)
         elif not markup:

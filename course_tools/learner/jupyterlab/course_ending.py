@@ -13,7 +13,8 @@ def leave_nothing() -> None:
 
     Not a browser or a terminal's programs, which the server may have started as well.
     """
-    left = [process for process in psutil.Process().children(recursive=True) if is_ours(process)]
+    server = psutil.Process()
+    left = [process for process in server.children(recursive=True) if is_ours(process)]
     for process in left:
         try:
             process.kill()
@@ -25,13 +26,19 @@ def leave_nothing() -> None:
 
 def is_ours(process: psutil.Process) -> bool:
     """Whether this server's Jupyter has started it, as a kernel or within one."""
+    server_pid = str(os.getpid())
     try:
-        return process.environ().get("JPY_PARENT_PID") == str(os.getpid())
+        started_by = process.environ().get("JPY_PARENT_PID")
     except psutil.Error:  # it has just ended, or is a program of more rights
         return False
+    return started_by == server_pid
 
 
 def end_with_the_terminal() -> None:
     """A terminal that is closed, or Ctrl-C without one, asks for an orderly end as SIGTERM does."""
+
+    def ask_for_an_orderly_end(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
     for number in (signal.SIGHUP, signal.SIGINT):
-        signal.signal(number, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+        signal.signal(number, ask_for_an_orderly_end)

@@ -53,9 +53,12 @@ def notices(environment: Mapping[str, str]) -> list[dict[str, str]]:
     Each has a message, the label of a button, and the command that this runs in a terminal.
     """
     message, label = _WORDS[_language(environment)]
+    course = shlex.quote(str(COURSE))
+    names = environment.get("COURSE_NEWER", "").split()
     offers = []
-    for name in environment.get("COURSE_NEWER", "").split():
+    for name in names:
         merge = [sys.executable, "-m", "course_tools.learner.workspace", "--fresh", name]
-        command = f"(cd {shlex.quote(str(COURSE))} && {shlex.join(merge)})"
-        offers.append({"message": message.format(name), "label": label, "command": command})
+        command = f"(cd {course} && {shlex.join(merge)})"
+        offer = {"message": message.format(name), "label": label, "command": command}
+        offers.append(offer)
     return offers
