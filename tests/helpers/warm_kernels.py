@@ -38,6 +38,7 @@ OF_TESTS = (
 )  # fmt: skip
 BACKEND = {"MPLBACKEND": "module://matplotlib_inline.backend_inline"}  # as a kernel has it
 KERNEL = "-m", "ipykernel_launcher"
+END = "\0"  # what a program prints last that has come to its end
 PR_SET_PDEATHSIG, MADV_COLLAPSE = 1, 25
 OF_A_TERMINAL = signal.SIGINT, signal.SIGHUP, signal.SIGTERM
 FORKED: dict[int, set[int]] = {}  # in the nursery: kernels that run, by whose requests they were
@@ -128,6 +129,26 @@ class Nursery:
         os.close(reading)
         os.close(writing)
         return Script(child.pid, open(stdin, "w"), open(stdout))
+
+    def run(self, code: str, **how: Any) -> str:
+        """What `python -c CODE` prints, run to its end; RuntimeError with its last words if not.
+
+        Args:
+            code: a program.
+            how: `env` and `cwd`, as for `subprocess.run`.
+        """
+        reading, writing = os.pipe()
+        command = [sys.executable, "-c", f"{code}\nprint(end={END!r})"]
+        with tempfile.TemporaryFile("w+") as errors, open(os.devnull, "rb") as nothing:
+            standard = nothing.fileno(), writing, errors.fileno()
+            self._start(command, standard, {"env": os.environ, "cwd": os.getcwd()} | how)
+            os.close(writing)
+            with open(reading) as printed:
+                text = printed.read()
+            if not text.endswith(END):
+                errors.seek(0)
+                raise RuntimeError(f"{text}{errors.read()}")
+        return text.removesuffix(END)
 
     def worker(self, command: list[str]) -> "Script":
         """What `subprocess.Popen` does for `python -u -c CODE` with pipes of bytes."""
@@ -317,7 +338,7 @@ def become(requests: socket.socket, request: bytes, descriptors: list[int]) -> N
     wanted, parent = pickle.loads(request), os.getppid()
     options = wanted["argv"][1:]
     die_with_parent()
-    if "-c" not in options:
+    if options[0] != "-u":
         os.setsid()  # a worker of xdist stays where Ctrl-C finds it
     for number in OF_A_TERMINAL:
         signal.signal(number, signal.SIG_DFL)
@@ -351,6 +372,8 @@ def run_code(code: str) -> NoReturn:
     main = sys.modules["__main__"] = ModuleType("__main__")
     exec(code, main.__dict__)
     atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
     os._exit(0)
 
 
