@@ -205,6 +205,13 @@ def nothing_left(
     assert left == {}
 
 
+@pytest.fixture(scope="session")
+def nursery() -> warm_kernels.Nursery:
+    """What forks programs, there before a test counts what it leaves."""
+    warm_kernels.NURSERY.warm()
+    return warm_kernels.NURSERY
+
+
 @pytest.fixture
 def no_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """After a first failure the others get all the time that a busy machine needs to fail."""

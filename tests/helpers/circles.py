@@ -2,7 +2,8 @@
 
 The inner circle is what a user needs to trust this machine. The outer one is what a change may
 break without harming a first use: wrong answers beyond the first, hostile submissions, hand-outs,
-Slurm, Ray, most of the site and of JupyterLab, and whatever takes long to prove one sentence.
+Slurm, Ray, the Chinese edition, rules for authors, most of the site and of JupyterLab, and
+whatever takes long to prove one sentence.
 A test belongs to the inner circle unless a line below, or its own mark, says `outer`.
 """
 
