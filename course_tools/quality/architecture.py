@@ -223,6 +223,7 @@ def circle(graph: dict[str, set[str]]) -> list[str]:
     return []
 
 
+@functools.cache
 def nodes(path: Path) -> int:
     """How large a file is: nodes of its syntax tree, docstrings left out."""
     tree = ast.parse(path.read_text(encoding="utf-8"))

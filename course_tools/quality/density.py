@@ -12,6 +12,7 @@ comment nor part of a docstring.
 
 import argparse
 import ast
+import functools
 import io
 import tokenize
 from collections.abc import Iterable, Iterator
@@ -157,11 +158,17 @@ def count(source: str) -> Count:
     return result
 
 
+@functools.cache  # a file in a room of a package is asked for both
+def count_file(path: Path) -> Count:
+    """Counts one file."""
+    return count(path.read_text(encoding="utf-8"))
+
+
 def count_package(folder: Path) -> Count:
     """Adds up the files of a package, with its sub-packages."""
     total = Count()
     for path in sorted(folder.rglob("*.py")):
-        total.add(count(path.read_text(encoding="utf-8")))
+        total.add(count_file(path))
     return total
 
 

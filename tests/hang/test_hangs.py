@@ -14,7 +14,7 @@ HANGS = PATTERNS + CONTROLS
 
 @pytest.fixture(scope="module")
 def kernel() -> Iterator[Kernel]:
-    kernel = Kernel()
+    kernel = Kernel(is_warm=True)
     assert not kernel.run(SETUP, 60).errors
     yield kernel
     kernel.close()

@@ -70,7 +70,7 @@ QUEUED_HANGS = [
 
 @pytest.fixture(scope="module")
 def kernel() -> Iterator[Kernel]:
-    kernel = Kernel()
+    kernel = Kernel(is_warm=True)
     for cell in (SETUP, QUEUES):
         assert not kernel.run(cell, 60).errors
     yield kernel

@@ -17,6 +17,8 @@ from pathlib import Path
 
 import nbformat
 import psutil
+import spent
+import warm_kernels
 from deadline import long_enough
 from forks import LIMIT, pids, segments
 from nbclient import NotebookClient
@@ -88,9 +90,13 @@ class Kernel:
     Args:
         wrap: a command that runs the kernel, such as `unshare --mount ...`.
         setup: the first cell.
+        is_warm: whether it is forked from a process that has imported torch, which saves 3 s. What
+            such a kernel has started is known by its session, and not by its environment.
     """
 
-    def __init__(self, wrap: tuple[str, ...] = (), setup: str = SETUP) -> None:
+    def __init__(
+        self, wrap: tuple[str, ...] = (), setup: str = SETUP, is_warm: bool = False
+    ) -> None:
         self._open = contextlib.ExitStack()
         self.folder = Path(self._open.enter_context(tempfile.TemporaryDirectory()))
         # ipykernel and IPython keep state in the home folder; these tests leave it alone.
@@ -120,8 +126,11 @@ class Kernel:
         spec.argv = [*wrap, *self.client.km.format_kernel_cmd()[:1], *spec.argv[1:]]
         log = self._open.enter_context((self.folder / "log").open("w"))
         started = self.client.setup_kernel(env={**os.environ, **own}, stdout=log, stderr=log)
-        self._open.enter_context(started)
+        with warm_kernels.warm() if is_warm else contextlib.nullcontext():
+            self._open.enter_context(started)
         self.pid: int = self.client.km.provisioner.pid
+        if is_warm:
+            spent.count(self.pid)
         if failed := self.run(NOTING + textwrap.dedent(setup), within=60).errors:
             raise RuntimeError(f"the first cell failed: {failed}")
 
@@ -178,7 +187,7 @@ class Kernel:
         links = [_link(entry) for entry in Path(f"/proc/{self.pid}/fd").iterdir()]
         children = {child.pid for child in kernel.children(recursive=True)}  # zombies, too
         return Census(
-            processes=alive(self.folder.name) | children,
+            processes=alive(self.folder.name) | children | self.of_its_session(),
             descriptors=Counter(filter(None, links)),
             threads=kernel.num_threads(),
             segments=segments(pids(self._forks) | {self.pid}),
@@ -189,6 +198,15 @@ class Kernel:
     def forked(self) -> set[int]:
         """Every process that this kernel or a fork of it has forked."""
         return pids(self._forks)
+
+    def of_its_session(self) -> set[int]:
+        """Forks that live and have made no session of their own, however far away they are."""
+        found = set()
+        for pid in self.forked():
+            with contextlib.suppress(ProcessLookupError):
+                if os.getsid(pid) == os.getsid(self.pid):
+                    found.add(pid)
+        return found
 
     def left_since(self, before: Census, seconds: float = 30.0) -> dict[str, object]:
         """What is left after so many seconds, which the system needs to bury the dead."""

@@ -2,8 +2,11 @@
 
 What a cell sees is a fresh kernel's: nothing of ours is imported there, and no name is defined.
 `python -m pytest --nbval notebooks` knows nothing of this, and starts each kernel anew.
+
+Workers of xdist are forked as well, from a fork that has imported more: what tests import.
 """
 
+import atexit
 import contextlib
 import ctypes
 import gc
@@ -19,16 +22,23 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, NoReturn, TextIO
+from types import ModuleType, SimpleNamespace
+from typing import IO, Any, NoReturn
 from unittest import mock
 
 IMPORTED = (
     "ipykernel.ipkernel", "ipykernel.kernelapp", "matplotlib.backends.backend_agg",
     "matplotlib.figure", "torch.distributed", "torch._dynamo.trace_rules",
 )  # fmt: skip
+# More of it, for workers of xdist. No plugins of pytest, whose asserts it rewrites.
+OF_TESTS = (
+    "course_checks.check", "course_utils.notebook", "ipywidgets", "jupytext", "matplotlib.pyplot",
+    "nbformat", "torch.distributed.checkpoint", "torch.distributed.elastic.multiprocessing",
+    "torch.distributed.fsdp", "torch.distributed.tensor",
+)  # fmt: skip
 BACKEND = {"MPLBACKEND": "module://matplotlib_inline.backend_inline"}  # as a kernel has it
 KERNEL = "-m", "ipykernel_launcher"
+END = "\0"  # what a program prints last that has come to its end
 PR_SET_PDEATHSIG, MADV_COLLAPSE = 1, 25
 OF_A_TERMINAL = signal.SIGINT, signal.SIGHUP, signal.SIGTERM
 FORKED: dict[int, set[int]] = {}  # in the nursery: kernels that run, by whose requests they were
@@ -69,16 +79,24 @@ class Nursery:
 
     requests: socket.socket | None = None
     _process: subprocess.Popen | None = None
+    _workers: socket.socket | None = None  # where workers of xdist are asked for
 
-    def open(self) -> str:
-        """Start it, for whoever connects to this address; it ends with this process."""
+    def open(self, of_workers: bool = False) -> str:
+        """Start it, for whoever connects to this address; it ends with this process.
+
+        Args:
+            of_workers: whether `worker` will be called.
+        """
         self._folder = tempfile.TemporaryDirectory(prefix="n")
         address = f"{self._folder.name}/requests"
         alive, self._alive = os.pipe()
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
+        self._workers, theirs_of_workers = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening, theirs_of_workers:
             listening.bind(address)
             listening.listen(64)
-            theirs = listening.fileno(), alive
+            theirs = [listening.fileno(), alive]
+            if of_workers:
+                theirs.append(theirs_of_workers.fileno())
             command = [sys.executable, __file__, *map(str, theirs)]
             self._process = subprocess.Popen(command, pass_fds=theirs, env=os.environ | BACKEND)
         os.close(alive)
@@ -112,16 +130,62 @@ class Nursery:
         os.close(writing)
         return Script(child.pid, open(stdin, "w"), open(stdout))
 
-    def _start(self, command: list[str], standard: tuple[int, ...], how: dict[str, Any]) -> Kernel:
+    def run(self, code: str, **how: Any) -> str:
+        """What `python -c CODE` prints, run to its end; RuntimeError with its last words if not.
+
+        Args:
+            code: a program.
+            how: `env` and `cwd`, as for `subprocess.run`.
+        """
+        reading, writing = os.pipe()
+        command = [sys.executable, "-c", f"{code}\nprint(end={END!r})"]
+        with tempfile.TemporaryFile("w+") as errors, open(os.devnull, "rb") as nothing:
+            standard = nothing.fileno(), writing, errors.fileno()
+            self._start(command, standard, {"env": os.environ, "cwd": os.getcwd()} | how)
+            os.close(writing)
+            with open(reading) as printed:
+                text = printed.read()
+            if not text.endswith(END):
+                errors.seek(0)
+                raise RuntimeError(f"{text}{errors.read()}")
+        return text.removesuffix(END)
+
+    def worker(self, command: list[str]) -> "Script":
+        """What `subprocess.Popen` does for `python -u -c CODE` with pipes of bytes."""
+        (reading, stdin), (stdout, writing) = os.pipe(), os.pipe()
+        how = {"env": os.environ, "cwd": os.getcwd()}
+        child = self._start(command, (reading, writing, 2), how, self._workers)
+        os.close(reading)
+        os.close(writing)
+        return Script(child.pid, open(stdin, "wb"), open(stdout, "rb"))
+
+    def processes(self) -> list[int]:
+        """What was started in order to fork, by number: the nursery, and its fork for workers."""
+        if not self._process:
+            return []
+        children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children")
+        stems = []
+        if children.exists():
+            stems = children.read_text().split()[:1]
+        return [self._process.pid, *map(int, stems)]
+
+    def _start(
+        self,
+        command: list[str],
+        standard: tuple[int, ...],
+        how: dict[str, Any],
+        asked: socket.socket | None = None,
+    ) -> Kernel:
+        asked = asked or self.warm()
         request = {"argv": command, "env": dict(how["env"]), "cwd": how.get("cwd")}
-        socket.send_fds(asked := self.warm(), [pickle.dumps(request)], standard)
+        socket.send_fds(asked, [pickle.dumps(request)], standard)
         return Kernel(int(asked.recv(20)))
 
 
 class Script(Kernel):
     """As much of a Popen as grade.py asks for."""
 
-    def __init__(self, pid: int, stdin: TextIO, stdout: TextIO) -> None:
+    def __init__(self, pid: int, stdin: IO, stdout: IO) -> None:
         super().__init__(pid)
         self.stdin, self.stdout = stdin, stdout
 
@@ -141,14 +205,43 @@ def warm() -> Any:
 WARM = SimpleNamespace(Popen=NURSERY.popen, PIPE=subprocess.PIPE)  # instead of `subprocess`
 
 
-def serve(listening: socket.socket, alive: int) -> None:
+def fork_workers(requests: socket.socket) -> None:
+    """Fork workers of xdist, until nobody holds the other end of `requests`."""
+    for name in OF_TESTS:
+        importlib.import_module(name)
+    sys.modules["matplotlib"].use("agg")
+    make_cheap_to_fork()
+    signal.signal(signal.SIGCHLD, reap)
+    while True:
+        request, descriptors, *_ = socket.recv_fds(requests, 1 << 17, 3)
+        if not request:
+            return
+        if os.fork() == 0:
+            become(requests, request, descriptors)
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def make_cheap_to_fork() -> None:
+    gc.freeze()  # for good: to look through it, a kernel would make all of its pages its own
+    enlarge_pages()
+
+
+def serve(listening: socket.socket, alive: int, workers: socket.socket | None = None) -> None:
     """Fork what is asked for, until nobody holds the other end of `alive`."""
     for number in OF_A_TERMINAL:  # it ends with who started it, and ends its kernels first
         signal.signal(number, signal.SIG_IGN)
     for name in IMPORTED:
         importlib.import_module(name)
-    gc.freeze()  # for good: to look through it, a kernel would make all of its pages its own
-    enlarge_pages()
+    if workers and os.fork() == 0:
+        listening.close()
+        os.close(alive)
+        die_with_parent()
+        fork_workers(workers)
+        os._exit(0)
+    if workers:
+        workers.close()
+    make_cheap_to_fork()
     signal.signal(signal.SIGCHLD, reap)
     ends = selectors.DefaultSelector()
     for end in (listening, alive):
@@ -241,10 +334,12 @@ def refuse_backward() -> None:
 
 
 def become(requests: socket.socket, request: bytes, descriptors: list[int]) -> NoReturn:
-    """In the child: what `python -m ipykernel_launcher` would be, or `python -s -m MODULE`."""
+    """In the child: `python -m ipykernel_launcher`, or what else a request may ask for."""
     wanted, parent = pickle.loads(request), os.getppid()
+    options = wanted["argv"][1:]
     die_with_parent()
-    os.setsid()
+    if options[0] != "-u":
+        os.setsid()  # a worker of xdist stays where Ctrl-C finds it
     for number in OF_A_TERMINAL:
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -257,7 +352,9 @@ def become(requests: socket.socket, request: bytes, descriptors: list[int]) -> N
     os.chdir(wanted["cwd"] or ".")
     os.environ.clear()
     os.environ.update(wanted["env"], JPY_PARENT_PID=str(parent))
-    _, *options = wanted["argv"]
+    if "-c" in options:
+        os.environ.pop("JPY_PARENT_PID")
+        run_code(options[-1])
     sys.argv = options[options.index("-m") + 1 :]
     if options[0] == KERNEL[0]:
         refuse_backward()
@@ -268,7 +365,20 @@ def become(requests: socket.socket, request: bytes, descriptors: list[int]) -> N
     sys.exit()
 
 
+def run_code(code: str) -> NoReturn:
+    """What `python -c CODE` does, but for taking down at its end what it has imported."""
+    sys.argv = ["-c"]
+    sys.path.insert(0, "")
+    main = sys.modules["__main__"] = ModuleType("__main__")
+    exec(code, main.__dict__)
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
 if __name__ == "__main__":
     del sys.path[0]  # this folder
-    serve(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]))
+    first, alive, *more = map(int, sys.argv[1:])
+    serve(socket.socket(fileno=first), alive, *(socket.socket(fileno=one) for one in more))
     os._exit(0)  # what it imported would say at its end what it leaks

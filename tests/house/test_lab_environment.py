@@ -9,6 +9,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from warm_kernels import NURSERY
 
 from course_tools.learner import copies, workspace
 
@@ -94,8 +95,7 @@ def test_what_explains_a_measurement_is_folded_and_a_heading_is_not():
 def test_a_copy_says_of_its_language_what_jupyterlab_would_fill_in():
     language = copies.language_of_kernel()
     code = "from ipykernel.ipkernel import IPythonKernel as K; print(dict(K.language_info))"
-    kernel = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
-    assert eval(kernel) == language
+    assert eval(NURSERY.run(code)) == language
 
 
 def test_the_course_map_says_how_many_predictions_were_right(folder, monkeypatch):

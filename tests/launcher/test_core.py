@@ -3,10 +3,10 @@
 import itertools
 import os
 import re
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
+
+from warm_kernels import NURSERY
 
 from course_utils import launcher
 from course_utils.launcher import rendezvous
@@ -26,12 +26,8 @@ def core() -> str:
 def test_the_core_forks_joins_runs_and_brings_results_home(tmp_path):
     # In a process of its own: here, a rank that fails would go on as a second pytest. And by
     # loopback: the name of this host may lead nowhere.
-    program = [sys.executable, "-c", core()]
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": rendezvous._INTERFACE}
-    ran = subprocess.run(
-        program, capture_output=True, text=True, check=True, cwd=tmp_path, env=environment
-    )
-    assert ran.stdout == "[3.0, 3.0]\n"
+    assert NURSERY.run(core(), env=environment, cwd=tmp_path) == "[3.0, 3.0]\n"
 
 
 def test_the_core_is_about_twenty_lines():

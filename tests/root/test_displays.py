@@ -25,7 +25,7 @@ two(lambda rank: None)
 
 @pytest.fixture(scope="module")
 def kernel() -> Iterator[Kernel]:
-    kernel = Kernel()
+    kernel = Kernel(is_warm=True)
     assert not kernel.run(SETUP, 60).errors
     yield kernel
     kernel.close()

@@ -51,7 +51,7 @@ launch(left_behind, world_size=3)
 
 @pytest.fixture(scope="module")
 def kernel():
-    kernel = Kernel()
+    kernel = Kernel(is_warm=True)
     kernel.run(SHOWN, 30)
     yield kernel
     kernel.close()

@@ -23,7 +23,7 @@ def trains():
 
 @pytest.fixture(scope="module")
 def kernel():
-    kernel = Kernel()
+    kernel = Kernel(is_warm=True)
     assert not kernel.run(SETUP, 30).errors
     yield kernel
     kernel.close()

@@ -1,9 +1,7 @@
 """`launch(fn())` runs fn in the notebook, which is no rank: told as that, and torch as it was."""
 
-import subprocess
-import sys
-
 import pytest
+from warm_kernels import NURSERY
 
 pytestmark = pytest.mark.slow
 CELLS = '''
@@ -36,9 +34,8 @@ OTHERS = ["raise ValueError('default')", "print(launch(add_up, world_size=3))"]
 def said():
     """What a shell like the kernel's prints, by cell."""
     source = CELLS.format(cells=[*MISTAKES, *OTHERS])
-    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return dict(part.split("\n", 1) for part in done.stdout.split("CELL ")[1:])
+    printed = NURSERY.run(source)
+    return dict(part.split("\n", 1) for part in printed.split("CELL ")[1:])
 
 
 @pytest.mark.parametrize("cell", MISTAKES)
