@@ -21,8 +21,7 @@ from course_utils.hang.wait_graph import WaitGraph
 from course_utils.launcher.language import _
 from course_utils.launcher.listener import Listener
 from course_utils.launcher.worker_handle import WorkerHandle
-from course_utils.pictures.curve import MOST_POINTS, Points, curves, note
-from course_utils.pictures.style import OKABE_ITO
+from course_utils.pictures.curve import MOST_POINTS, Points, curves, note, on_any_theme
 from course_utils.record.record import Record
 
 _REDRAW_S = 0.12  # between two drawings
@@ -169,7 +168,7 @@ def render(
 
 def _row(worker: WorkerHandle, metrics: dict[str, Any], unsettled: str) -> str:
     """A row of the panel's table: one rank."""
-    colour = OKABE_ITO[worker.rank % len(OKABE_ITO)].replace("#000000", "currentColor")
+    colour = on_any_theme(worker.rank)
     cells = [f'<span style="color:{colour}">●</span> <b>rank {worker.rank}</b>']
     cells.append(_bar(worker.rank, metrics, colour))
     for name in metrics:
