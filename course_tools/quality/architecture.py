@@ -102,16 +102,16 @@ PUBLIC_NAMES = 19
 # in launcher each step has a name, which costs a node or two; a message is a call with named
 # fields, which has more nodes than an f-string, and no engine has to read f-strings any more.
 NODES = {
-    "launcher": 14800,  # statuses nobody heard, forks that return, presses while a rank ends
-    "record": 7250,  # a rank may ask for its own events; timers; what becomes of DDP's models
-    "hang": 9550,  # a dataclass for each section of facts; a loop whose rounds differ in no_sync()
-    "flight": 12200,  # dumps of any torch, read safely; evidence for nine kinds of guilt; a watcher
-    "network": 4250,  # what a ring of a thousand ranks costs, by formula; a name for each step
-    "pictures": 8500,  # each coordinate and mark has a name; what is wide stands in two rows
-    "devices": 3060,
+    "launcher": 15050,  # statuses nobody heard, forks that return; a name for each step
+    "record": 7300,  # a rank may ask for its own events; timers; what becomes of DDP's models
+    "hang": 9620,  # a dataclass for each section of facts; a loop whose rounds differ in no_sync()
+    "flight": 12300,  # dumps of any torch, read safely; evidence for nine kinds of guilt; a watcher
+    "network": 4350,  # what a ring of a thousand ranks costs, by formula; a name for each step
+    "pictures": 9100,  # each coordinate and mark has a name; what is wide stands in two rows
+    "devices": 3120,  # a name for each step, here as elsewhere
     # Hangs told from dumps, dry runs, a panel that comes by itself, silence that ends a launch.
     # Models that ranks have changed, or changed differently; a curve from its first step.
-    PACKAGE: 66000,
+    PACKAGE: 67500,
     # Results as plain data; what an answer reaches beside its arguments: frames, memory, copies.
     JUDGE: 10650,  # what one line did has a name for each of its steps
     CLUSTER: 2150,
