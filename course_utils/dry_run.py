@@ -91,15 +91,21 @@ class DryRun:
         """
         network.refuse_misfit(self.world_size)
         if self.world_size > _RANKS_WITH_INTERVALS and self._stay_in_step(network):
-            us = alike.finish_us(self.of_rank(self.ranks[0]), network, self.world_size)
+            us = alike.finish_us(self._of_first(), network, self.world_size)
             return Replay((us,) * self.world_size, (), network)
         self._refuse_too_many_messages(network)
-        return Trace(self._events_of_all(), ((0.0,),) * self.world_size).replay(network)
+        ended = ((0.0,),) * self.world_size
+        trace = Trace(self._events_of_all(), ended)
+        return trace.replay(network)
+
+    def _of_first(self) -> list[Event]:
+        """The events of the first rank that was run."""
+        return self.of_rank(self.ranks[0])
 
     def _stay_in_step(self, network: Network) -> bool:
         if self._difference() is not None:
             return False
-        return alike.stays_in_step(self.of_rank(self.ranks[0]), network, self.world_size)
+        return alike.stays_in_step(self._of_first(), network, self.world_size)
 
     def _events_of_all(self) -> tuple[Event, ...]:
         """The events of all ranks; those that were not run call what the first one calls."""
@@ -110,14 +116,16 @@ class DryRun:
             raise ReplayError(
                 _("{problem}. Run all ranks: dry_run(..., ranks='all').", problem=problem)
             )
+        of_first = self._of_first()
         events = []
         for rank in range(self.world_size):
-            events += [replace(event, rank=rank) for event in self.of_rank(self.ranks[0])]
+            for event in of_first:
+                events.append(replace(event, rank=rank))
         return tuple(events)
 
     def _difference(self) -> str | None:
         """Where ranks that were run make different calls; None if they all make the same."""
-        first = self.of_rank(self.ranks[0])
+        first = self._of_first()
         for rank in self.ranks[1:]:
             other = self.of_rank(rank)
             index = _first_difference(first, other)
@@ -132,9 +140,11 @@ class DryRun:
 
     def _what_not_all_share(self) -> str | None:
         """The first call that not all ranks take part in."""
-        for event in self.of_rank(self.ranks[0]):
+        for event in self._of_first():
+            if event.kind == "wait":
+                continue
             is_shared = event.kind in COLLECTIVES and len(event.group) == self.world_size
-            if event.kind != "wait" and not is_shared:
+            if not is_shared:
                 return _("{event}: not all ranks take part in that", event=repr(event))
         return None
 

@@ -21,8 +21,7 @@ from course_utils.hang.wait_graph import WaitGraph
 from course_utils.launcher.language import _
 from course_utils.launcher.listener import Listener
 from course_utils.launcher.worker_handle import WorkerHandle
-from course_utils.pictures.curve import MOST_POINTS, Points, curves, note
-from course_utils.pictures.style import OKABE_ITO
+from course_utils.pictures.curve import MOST_POINTS, Points, curves, note, on_any_theme
 from course_utils.record.record import Record
 
 _REDRAW_S = 0.12  # between two drawings
@@ -67,8 +66,10 @@ def report(**metrics: Any) -> None:
         _memory[: len(line)] = line
     # All of the curve: the kernel looks eight times a second, and a first epoch may take less.
     note(_curve, _reported)
-    points = struct.pack(f"q{2 * len(_curve)}d", len(_curve), *chain.from_iterable(_curve))
-    _memory[_MEMORY_BYTES : _MEMORY_BYTES + len(points)] = points
+    numbers = list(chain.from_iterable(_curve))
+    points = struct.pack(f"q{len(numbers)}d", len(_curve), *numbers)
+    end = _MEMORY_BYTES + len(points)
+    _memory[_MEMORY_BYTES:end] = points
 
 
 def _read(memory: mmap.mmap) -> dict[str, Any]:
@@ -85,7 +86,9 @@ def _read_curve(memory: mmap.mmap) -> Points:
     """The steps and losses that a rank has reported so far."""
     (count,) = struct.unpack_from("q", memory, _MEMORY_BYTES)
     numbers = struct.unpack_from(f"{2 * count}d", memory, _MEMORY_BYTES + 8)
-    return list(zip(numbers[::2], numbers[1::2], strict=True))
+    steps = numbers[::2]
+    losses = numbers[1::2]
+    return list(zip(steps, losses, strict=True))
 
 
 class Panel(Listener):
@@ -100,7 +103,8 @@ class Panel(Listener):
         """Make the memory that ranks report into, and show the panel."""
         self.started_s = time.monotonic()
         self.drawn_s = 0.0
-        self.memory = [mmap.mmap(-1, _MEMORY_BYTES + _CURVE_BYTES) for _ in range(world_size)]
+        size = _MEMORY_BYTES + _CURVE_BYTES
+        self.memory = [mmap.mmap(-1, size) for _rank in range(world_size)]
         self.text = f"Live panel of {world_size} ranks: run this cell to see it move."
         self.show()
 
@@ -123,9 +127,11 @@ class Panel(Listener):
         if self.view is None or not is_due:
             return
         self.drawn_s = now
-        metrics_by_rank = [_read(memory) for memory in self.memory]
-        losses = [_read_curve(memory) for memory in self.memory]
-        unsettled = "stopped" if final else "running"
+        metrics_by_rank = list(map(_read, self.memory))
+        losses = list(map(_read_curve, self.memory))
+        unsettled = "running"
+        if final:
+            unsettled = "stopped"
         seconds = now - self.started_s
         drawn = render(workers, metrics_by_rank, seconds, unsettled, losses)
         self.view.update(self._bundle(drawn), raw=True)
@@ -158,18 +164,21 @@ def render(
     rows = []
     for worker, metrics in zip(workers, metrics_by_rank, strict=True):
         rows.append(_row(worker, metrics, unsettled))
-    plural = "" if len(workers) == 1 else "s"
-    head = f"{len(workers)} rank{plural} · {seconds:.1f} s"
+    body = "".join(rows)
+    ranks = f"{len(workers)} ranks"
+    if len(workers) == 1:
+        ranks = "1 rank"
+    head = f"{ranks} · {seconds:.1f} s"
     return (
         f'<div class="live-panel" style="{_CARD}"><div style="padding:0 10px">{head}</div>'
-        f'<table style="border-collapse:separate;border-spacing:10px 4px">{"".join(rows)}</table>'
+        f'<table style="border-collapse:separate;border-spacing:10px 4px">{body}</table>'
         f"{curves(losses)}</div>"
     )
 
 
 def _row(worker: WorkerHandle, metrics: dict[str, Any], unsettled: str) -> str:
     """A row of the panel's table: one rank."""
-    colour = OKABE_ITO[worker.rank % len(OKABE_ITO)].replace("#000000", "currentColor")
+    colour = on_any_theme(worker.rank)
     cells = [f'<span style="color:{colour}">●</span> <b>rank {worker.rank}</b>']
     cells.append(_bar(worker.rank, metrics, colour))
     for name in metrics:
@@ -186,12 +195,15 @@ def _row(worker: WorkerHandle, metrics: dict[str, Any], unsettled: str) -> str:
 def _state(worker: WorkerHandle, unsettled: str) -> str:
     if worker.failure:
         return "✗ failed"
-    return "✓ done" if worker.settled else unsettled
+    if worker.settled:
+        return "✓ done"
+    return unsettled
 
 
 def _last_line(worker: WorkerHandle) -> str:
     """The end of the line that a rank printed last."""
-    _, _, line = worker.output.text().rstrip().rpartition("\n")
+    text = worker.output.text().rstrip()
+    _, _, line = text.rpartition("\n")
     return line[-_MAX_CHARACTERS:]
 
 
@@ -200,8 +212,9 @@ def _number(name: str, metrics: dict[str, Any]) -> str:
     value = metrics[name]
     text = str(value)
     if isinstance(value, float):
-        has_plain_size = 1e-3 <= abs(value) < 1e4
-        text = f"{value:.4f}" if has_plain_size else f"{value:.4g}"
+        text = f"{value:.4g}"
+        if 1e-3 <= abs(value) < 1e4:
+            text = f"{value:.4f}"
     if name == "step" and "steps" in metrics:
         total = str(metrics["steps"])
         text = f"{text.rjust(len(total), _FIGURE_SPACE)} / {total}"
@@ -212,7 +225,8 @@ def _number(name: str, metrics: dict[str, Any]) -> str:
 def _bar(rank: int, metrics: dict[str, Any], colour: str) -> str:
     """How many of its steps a rank has done, if it reports numbers for both."""
     percent = _percent_done(metrics.get("step", 0), metrics.get("steps", 0))
-    filled = f"linear-gradient(90deg,{colour} {percent:.1f}%,{_GREY} {percent:.1f}%)"
+    border = f"{percent:.1f}%"
+    filled = f"linear-gradient(90deg,{colour} {border},{_GREY} {border})"
     return (
         f'<div role="progressbar" aria-label="rank {rank}" aria-valuenow="{percent:.0f}" '
         f'style="width:150px;height:10px;border-radius:5px;background:{filled}"></div>'
@@ -241,7 +255,9 @@ class Early(HangReport):
     _view: DisplayHandle | None = None
 
     def __init__(self, record: Record, timeout: float, counts_silence: bool = False) -> None:
-        still_s = _STILL_S if a_person_looks() else math.inf
+        still_s = math.inf
+        if a_person_looks():
+            still_s = _STILL_S
         super().__init__(record, still_s)
         self._timeout = timeout
         self._counts_silence = counts_silence
@@ -258,9 +274,10 @@ class Early(HangReport):
     def on_poll(self, workers: Sequence[WorkerHandle], final: bool = False) -> bool:
         """Ask sooner, once, if a rank has returned, since it makes no more calls."""
         if not self._is_alone and math.isfinite(self.still_s):
+            self.still_s = _STILL_S
             a_rank_has_returned = any(worker.settled for worker in workers)
-            asks_soon = a_rank_has_returned and not self._asked_soon
-            self.still_s = _RETURNED_S if asks_soon else _STILL_S
+            if a_rank_has_returned and not self._asked_soon:
+                self.still_s = _RETURNED_S
         return super().on_poll(workers, final)
 
     def on_silence(self, graph: WaitGraph) -> bool:
@@ -287,9 +304,12 @@ class Early(HangReport):
 
     def on_progress(self, text: str = "") -> None:
         """Take away what is shown, and show a text instead, if there is one."""
-        if not text:
+        markup = ""
+        if text:
+            escaped = html.escape(text)
+            markup = f"<pre>{escaped}</pre>"
+        else:
             self._asked_soon = False
-        markup = f"<pre>{html.escape(text)}</pre>" if text else ""
         bundle = {"text/plain": text, "text/html": markup}
         if self._view:
             self._view.update(bundle, raw=True)

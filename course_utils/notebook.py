@@ -107,11 +107,7 @@ def launch(
         placement = place(backend, device, world_size, nodes, share_gpus)
         ready = prepare.DeviceSetup(placement)
         early = Early(record, timeout, counts_silence=silence_ends_it)
-        listeners: list[Listener] = [ready, record, early, displays]
-        if live:
-            listeners.append(Panel())
-        elif a_person_looks():
-            listeners.append(LatePanel())
+        listeners: list[Listener] = [ready, record, early, displays, *_panels(live)]
         if silence_ends_it:
             listeners.append(SilenceTimeout(record, _LONG_SILENCE_S))
         copies = TrainedCopies(fn, args)
@@ -139,6 +135,15 @@ def launch(
     for sentence in results.unfinished:
         print(sentence)
     return results
+
+
+def _panels(live: bool) -> list[Listener]:
+    """What shows the ranks at work: at once if that is asked for, else after a while."""
+    if live:
+        return [Panel()]
+    if a_person_looks():
+        return [LatePanel()]
+    return []
 
 
 def _trace(record: Record) -> Trace | None:

@@ -38,26 +38,32 @@ class TrainedCopies(Listener):
     @contextlib.contextmanager
     def in_worker(self, rank: int) -> Iterator[None]:
         """Compare some weights of each model before and after."""
-        before = [_sample(model) for model in self._models.values()]
+        models = self._models.values()
+        before = [_sample(model) for model in models]
         yield
-        for place, model in enumerate(self._models.values()):
-            if _differ(before[place], _sample(model)):
-                self._changed[rank * len(self._models) + place] = 1
+        first_place = rank * len(models)
+        for number, model in enumerate(models):
+            after = _sample(model)
+            if _differ(before[number], after):
+                self._changed[first_place + number] = 1
 
     def on_exit(self) -> None:
         """Read what ranks have said, and give the memory back."""
-        said = bytes(self._changed)
+        has_changed = bytes(self._changed)
         self._changed.close()
         self._names = []
-        for place, name in enumerate(self._models):
-            if any(said[place :: len(self._models)]):
+        for number, name in enumerate(self._models):
+            by_rank = has_changed[number :: len(self._models)]
+            if any(by_rank):
                 self._names.append(name)
 
     def sentence(self, results: Sequence[Any]) -> str:
         """What is to be said of it, unless ranks have returned something, or it was said before."""
         global _was_told
+        if _was_told or not self._names:
+            return ""
         returned_nothing = all(result is None for result in results)
-        if _was_told or not returned_nothing or not self._names:
+        if not returned_nothing:
             return ""
         _was_told = True
         return _(
@@ -75,28 +81,36 @@ def _sample(model: nn.Module) -> list[torch.Tensor]:
     sample = []
     with contextlib.suppress(Exception):  # a lazy module, or one on no device, has no numbers
         for weight in weights[::every]:
-            sample.append(weight.detach().reshape(-1)[:_NUMBERS].clone())
+            numbers = weight.detach().reshape(-1)
+            first_numbers = numbers[:_NUMBERS]
+            sample.append(first_numbers.clone())
     return sample
 
 
 def _differ(before: list[torch.Tensor], after: list[torch.Tensor]) -> bool:
     if len(before) != len(after):  # layers were added, or made for the first time
         return False
-    for one, other in zip(before, after, strict=True):
-        same_kind = one.shape == other.shape and one.dtype == other.dtype
-        if same_kind and one.device == other.device and not torch.equal(one, other):
+    for old, new in zip(before, after, strict=True):
+        if old.shape != new.shape or old.dtype != new.dtype or old.device != new.device:
+            continue
+        if not torch.equal(old, new):
             return True
     return False
 
 
 def _models(fn: Callable[..., Any], args: Sequence[Any]) -> dict[str, nn.Module]:
     """By its name, each model that the function is handed, or finds around it."""
-    found = {}
+    values = {}
     with contextlib.suppress(TypeError, ValueError):  # a function in C may not tell its parameters
-        arguments = inspect.signature(fn).bind(*args).arguments
-        found.update(arguments)
-    found.update(_found_around(fn, set()))
-    return {name: value for name, value in found.items() if isinstance(value, nn.Module)}
+        signature = inspect.signature(fn)
+        bound = signature.bind(*args)
+        values.update(bound.arguments)
+    values.update(_found_around(fn, set()))
+    models = {}
+    for name, value in values.items():
+        if isinstance(value, nn.Module):
+            models[name] = value
+    return models
 
 
 def _found_around(fn: Any, seen: set[int]) -> dict[str, Any]:
@@ -104,14 +118,15 @@ def _found_around(fn: Any, seen: set[int]) -> dict[str, Any]:
     if not isinstance(fn, FunctionType) or id(fn) in seen:
         return {}
     seen.add(id(fn))
-    found = dict(inspect.getclosurevars(fn).nonlocals)
+    module = fn.__globals__
+    variables = dict(inspect.getclosurevars(fn).nonlocals)
     for name in sorted(_names(fn.__code__)):
-        if name in fn.__globals__ and not hasattr(builtins, name):
-            found[name] = fn.__globals__[name]
-    for value in list(found.values()):
-        if getattr(value, "__globals__", None) is fn.__globals__:
-            found = {**_found_around(value, seen), **found}
-    return found
+        if name in module and not hasattr(builtins, name):
+            variables[name] = module[name]
+    for value in list(variables.values()):
+        if getattr(value, "__globals__", None) is module:
+            variables = _found_around(value, seen) | variables
+    return variables
 
 
 def _names(code: CodeType) -> set[str]:

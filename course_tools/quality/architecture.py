@@ -102,19 +102,19 @@ PUBLIC_NAMES = 19
 # in launcher each step has a name, which costs a node or two; a message is a call with named
 # fields, which has more nodes than an f-string, and no engine has to read f-strings any more.
 NODES = {
-    "launcher": 14800,  # statuses nobody heard, forks that return, presses while a rank ends
-    "record": 7250,  # a rank may ask for its own events; timers; what becomes of DDP's models
-    "hang": 9550,  # a dataclass for each section of facts; a loop whose rounds differ in no_sync()
-    "flight": 12200,  # dumps of any torch, read safely; evidence for nine kinds of guilt; a watcher
-    "network": 4250,  # what a ring of a thousand ranks costs, by formula; a name for each step
-    "pictures": 8500,  # each coordinate and mark has a name; what is wide stands in two rows
-    "devices": 3060,
+    "launcher": 15050,  # statuses nobody heard, forks that return; a name for each step
+    "record": 7300,  # a rank may ask for its own events; timers; what becomes of DDP's models
+    "hang": 9620,  # a dataclass for each section of facts; a loop whose rounds differ in no_sync()
+    "flight": 12300,  # dumps of any torch, read safely; evidence for nine kinds of guilt; a watcher
+    "network": 4350,  # what a ring of a thousand ranks costs, by formula; a name for each step
+    "pictures": 9100,  # each coordinate and mark has a name; what is wide stands in two rows
+    "devices": 3120,  # a name for each step, here as elsewhere
     # Hangs told from dumps, dry runs, a panel that comes by itself, silence that ends a launch.
     # Models that ranks have changed, or changed differently; a curve from its first step.
-    PACKAGE: 66000,
+    PACKAGE: 67500,
     # Results as plain data; what an answer reaches beside its arguments: frames, memory, copies;
     # likely mistakes by their results, and what a rank was given that raises.
-    JUDGE: 11050,  # what one line did has a name for each of its steps
+    JUDGE: 11400,  # what one line did has a name for each of its steps
     CLUSTER: 2150,
     CHALLENGE: 4100,
     # By chapter: checks of what learners write, pictures, also of what they wrote, right or wrong,
@@ -125,7 +125,8 @@ NODES = {
     MUSEUM: 2250,
     # Hangs beside torchfrtrace, the buttons of a lab, what changed in an original, a count of labs,
     # README's pictures, what a wheel has elsewhere than a checkout, a page with plans, what to do
-    # where an installation, a download or a first cell went wrong, what the page says to a learner; what was nested has a name.
+    # where an installation, a download or a first cell went wrong, what the page says to a learner;
+    # what was nested has a name.
     TOOLS: 60000,
 }
 

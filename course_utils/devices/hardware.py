@@ -46,12 +46,17 @@ class Hardware:
         return f"{memory}, {shm}"
 
     def _gpus(self) -> str:
-        count, gloo = len(self.gpus), "launch uses gloo on the CPU"
+        count = len(self.gpus)
+        gloo = "launch uses gloo on the CPU"
+        if not count and self.refusal:
+            return f"a GPU that CUDA cannot use ({self.refusal}): {gloo}"
         if not count:
-            why = f"a GPU that CUDA cannot use ({self.refusal})" if self.refusal else "no GPU"
-            return f"{why}: {gloo}"
-        text = "1 GPU" if count == 1 else f"{count} GPUs"
-        text += f" ({', '.join(sorted(set(self.gpus)))})"
+            return f"no GPU: {gloo}"
+        number = f"{count} GPUs"
+        if count == 1:
+            number = "1 GPU"
+        names = ", ".join(sorted(set(self.gpus)))
+        text = f"{number} ({names})"
         if " MIG " in self.gpus[0]:  # of several slices, the driver shows a process the first one
             text = f"1 slice of a GPU ({self.gpus[0]}), more of which no process can use"
         if not self.nccl:
@@ -101,9 +106,11 @@ def hardware() -> Hardware:
 def _container_limits(group: Path = Path("/sys/fs/cgroup")) -> tuple[float, float]:
     """Cores and bytes that a container leaves (Linux control groups v2), infinite without one."""
     try:
-        cpu, memory = (group / "cpu.max").read_text(), (group / "memory.max").read_text()
-        quota, period = cpu.replace("max", "inf").split()
-        return float(quota) / int(period), float(memory.replace("max", "inf"))
+        cpu = (group / "cpu.max").read_text().replace("max", "inf")
+        memory = (group / "memory.max").read_text().replace("max", "inf")
+        quota, period = cpu.split()
+        cores = float(quota) / int(period)
+        return cores, float(memory)
     except (OSError, ValueError):
         return math.inf, math.inf
 

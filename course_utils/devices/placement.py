@@ -52,7 +52,9 @@ def place(
     Raises:
         ValueError: The choice is unknown, or this machine or this torch cannot do it.
     """
-    count = gpu_count() if device != "cpu" else 0
+    count = 0
+    if device != "cpu":
+        count = gpu_count()
     _refuse(backend, device, world_size, count, share_gpus)
     has_nccl = dist.is_nccl_available()
     one_each = has_nccl and world_size <= count
@@ -62,9 +64,7 @@ def place(
     else:
         on_gpu = device == "cuda" or backend == "nccl"
     if on_gpu:
-        visible_gpus = torch_private.find("torch.cuda:_parse_visible_devices")
-        gpus = list(range(count)) if visible_gpus is None else visible_gpus()[:count]
-        devices, visible = _share_out(gpus, world_size, nodes)
+        devices, visible = _share_out(_visible_gpus(count), world_size, nodes)
     else:
         devices, visible = ("cpu",) * world_size, ()
     if backend == "nccl" and world_size > count:
@@ -72,15 +72,25 @@ def place(
         return Placement(backend, devices, notice, visible, shares_by_nccl=True)
     if backend != "auto":
         return Placement(backend, devices, "", visible)
-    if on_gpu and one_each:  # under NCCL alone a collective on a CPU tensor would be an error
-        return Placement(
-            "cpu:gloo,cuda:nccl", devices, _("launch: NCCL, one GPU per rank"), visible
-        )
-    if on_gpu:
-        why = _counts(world_size, count) if has_nccl else _("this torch has no NCCL")
-        notice = _("launch: gloo on shared GPUs ({why})", why=why)
+    if not on_gpu:
+        notice = _notice_of_cpu(device, world_size, count)
         return Placement("gloo", devices, notice, visible)
-    return Placement("gloo", devices, _notice_of_cpu(device, world_size, count), visible)
+    if one_each:  # under NCCL alone a collective on a CPU tensor would be an error
+        notice = _("launch: NCCL, one GPU per rank")
+        return Placement("cpu:gloo,cuda:nccl", devices, notice, visible)
+    why = _("this torch has no NCCL")
+    if has_nccl:
+        why = _counts(world_size, count)
+    notice = _("launch: gloo on shared GPUs ({why})", why=why)
+    return Placement("gloo", devices, notice, visible)
+
+
+def _visible_gpus(count: int) -> list[int] | list[str]:
+    """Numbers or names of the first `count` GPUs that this process may use."""
+    visible_gpus = torch_private.find("torch.cuda:_parse_visible_devices")
+    if visible_gpus is None:
+        return list(range(count))
+    return visible_gpus()[:count]
 
 
 def _notice_of_cpu(device: str, world_size: int, count: int) -> str:

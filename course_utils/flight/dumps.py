@@ -206,14 +206,20 @@ def _note_when_written(folder: Path, raw: RawDumps, files: dict[int, str]) -> No
     for rank, file in files.items():
         written_ns[rank] = (folder / file).stat().st_mtime_ns
     for rank, dump in raw.items():
-        for entry in dump.get("entries", []):
-            if not isinstance(entry, dict):
-                continue
-            created_ns = _integer(entry.get("time_created_ns"))
-            if created_ns > written_ns[rank]:
-                return
+        if _newest_ns(dump) > written_ns[rank]:
+            return
     for rank, dump in raw.items():
         dump.setdefault("dumped_ns", written_ns[rank])
+
+
+def _newest_ns(dump: RawDump) -> int:
+    """When the last of its calls was made."""
+    newest_ns = 0
+    for entry in dump.get("entries", []):
+        if isinstance(entry, dict):
+            created_ns = _integer(entry.get("time_created_ns"))
+            newest_ns = max(newest_ns, created_ns)
+    return newest_ns
 
 
 def _read_file(path: Path) -> tuple[int, RawDump]:
@@ -236,7 +242,9 @@ def rank_of(name: str) -> int | None:
     if match is None or len(match[1]) > 7:
         return None
     rank = int(match[1])
-    return rank if rank < MAX_RANKS else None
+    if rank >= MAX_RANKS:
+        return None
+    return rank
 
 
 def from_raw(
@@ -291,8 +299,12 @@ def _tables(dump: RawDump) -> _Tables:
 @functools.lru_cache(4096)  # all ranks of a job have the same text for a group
 def _ranks_in(text: str) -> tuple[int, ...]:
     """The ranks of a list such as `[0, 1, 2]`."""
-    numbers = map(int, re.findall(r"\d{1,7}", text))
-    return tuple(number for number in numbers if number < MAX_RANKS)
+    ranks = []
+    for digits in re.findall(r"\d{1,7}", text):
+        number = int(digits)
+        if number < MAX_RANKS:
+            ranks.append(number)
+    return tuple(ranks)
 
 
 class _Groups:
@@ -325,7 +337,8 @@ class _Groups:
             if not name:
                 self._last[rank] = ranks
                 continue
-            self._known[rank, name] = self._object(desc, ranks, how_often[desc, ranks])
+            index = how_often[desc, ranks]
+            self._known[rank, name] = self._object(desc, ranks, index)
             how_often[desc, ranks] += 1
 
     def _object(self, *fields: Any, known: bool = True) -> Group:
@@ -380,11 +393,12 @@ class _Groups:
         if new_desc == DEFAULT:
             return self._object(DEFAULT, self._world, 0)
         users = self._users[name, desc]
-        for user in sorted(users):
+        seen = tuple(sorted(users))
+        for user in seen:
             last = self._last.get(user, ())
             if self._highest[user] == name and users <= set(last):
                 return self._object(new_desc, last, 0)
-        return self._object(new_desc, tuple(sorted(users)), 0, known=False)
+        return self._object(new_desc, seen, 0, known=False)
 
 
 def _natural(name: str) -> tuple[int, str]:
@@ -410,8 +424,10 @@ def _rank_dump(rank: int, file: str, dump: RawDump, groups: _Groups) -> RankDump
     for order, entry in enumerate(entries):
         name, desc = _name_and_desc(entry)
         group = groups.of(rank, name, desc)
-        group_of_id[str(entry.get("pg_id"))] = group
-        calls.append(_call(rank, order, group, entry))
+        pg_id = str(entry.get("pg_id"))
+        group_of_id[pg_id] = group
+        call = _call(rank, order, group, entry)
+        calls.append(call)
     status = _status(rank, dump, groups, group_of_id)
     last_enqueued, last_completed = _last_numbers(calls, status, groups.mixed)
     return RankDump(
@@ -442,23 +458,29 @@ def _without_ends(entries: list[Any], has_batches: bool) -> list[Entry]:
     if not has_batches and not any(map(_ends_a_batch, entries)):
         return entries
     for entry in entries:
+        is_end = _ends_a_batch(entry)
         continues = bool(batch) and _batch_of(entry) == _batch_of(batch[-1])
         if not continues:
             kept += _settled(batch, None, has_batches)
             batch = []
-        if continues and _ends_a_batch(entry):
+        if continues and is_end:
             kept += _settled(batch, entry, has_batches)
             batch = []
-        elif not (_ends_a_batch(entry) and entry.get("is_p2p")):  # its messages are overwritten
+        elif is_end and entry.get("is_p2p"):
+            continue  # its messages are overwritten
+        else:
             batch.append(entry)
     return kept + _settled(batch, None, has_batches)
 
 
 def _settled(batch: list[Entry], end: Entry | None, has_batches: bool) -> list[Entry]:
     """The calls of a batch, with the state of the entry that ends it."""
-    if not batch or (end is None and not batch[0].get("is_p2p")):
-        return batch
-    if not batch[0].get("is_p2p"):
+    if not batch:
+        return []
+    are_messages = batch[0].get("is_p2p")
+    if not are_messages:
+        if end is None:
+            return batch
         batch = batch[:1]  # several collectives with one number: they end together
     if end is not None:
         state = {"state": end.get("state"), "retired": end.get("retired")}
@@ -471,12 +493,15 @@ def _settled(batch: list[Entry], end: Entry | None, has_batches: bool) -> list[E
 
 def _batch_of(entry: Entry) -> tuple[Any, ...]:
     """What the calls of a batch and its end have in common."""
-    number = entry.get("p2p_seq_id") if entry.get("is_p2p") else None
-    return _name_and_desc(entry), number or entry.get("collective_seq_id")
+    number = entry.get("collective_seq_id")
+    if entry.get("is_p2p"):
+        number = entry.get("p2p_seq_id") or number
+    return _name_and_desc(entry), number
 
 
 def _ends_a_batch(entry: Entry) -> bool:
-    return str(entry.get("profiling_name", "")).endswith("coalesced")
+    profiling_name = str(entry.get("profiling_name", ""))
+    return profiling_name.endswith("coalesced")
 
 
 class _CallName(NamedTuple):
@@ -609,14 +634,17 @@ def _last_numbers(
     for group, values in status.items():
         if group.desc in mixed:
             continue
-        _raise_to(_integer(values.get("last_enqueued_collective")), enqueued, group)
-        _raise_to(_integer(values.get("last_completed_collective")), completed, group)
+        last_enqueued = _integer(values.get("last_enqueued_collective"))
+        last_completed = _integer(values.get("last_completed_collective"))
+        _raise_to(last_enqueued, enqueued, group)
+        _raise_to(last_completed, completed, group)
     return enqueued, completed
 
 
 def _raise_to(number: int, numbers: Numbers, group: Group) -> None:
     """Note a group's number, unless a higher one is noted."""
-    numbers[group] = max(numbers.get(group, 0), number)
+    noted = numbers.get(group, 0)
+    numbers[group] = max(noted, number)
 
 
 def _status(
@@ -636,10 +664,11 @@ def _status(
     if len(ids) == len(names) and "" not in names:
         for pg_id, name in zip(ids, names, strict=True):
             side_by_side[pg_id] = groups.of(rank, name, "")
-    agrees = True
-    for pg_id, group in group_of_id.items():
-        agrees = agrees and side_by_side.get(pg_id, group) == group
-    by_id = {**side_by_side, **group_of_id} if agrees else group_of_id
+    by_id = side_by_side | group_of_id
+    for pg_id, group in side_by_side.items():
+        if by_id[pg_id] != group:  # what entries say does not agree with the order
+            by_id = group_of_id
+            break
     numbers = {}
     for pg_id, values in status.items():
         group = by_id.get(str(pg_id))

@@ -189,15 +189,21 @@ def _whereabouts(rank: int, dumps: Dumps, verdict: Verdict, with_calls: bool) ->
     for call in dump.calls if with_calls else ():
         if call.kind == "coalesced":
             continue
-        events.append(_event(call, is_open=id(call) in pending_ids))
-        if id(call) in pending_ids:
-            open_events.append(events[-1])
-    state = "waiting" if pending else "running"
-    blocker = pending[0].kind if pending else None
-    place = FlightWhereabouts(
-        rank, state, blocker, open_calls=tuple(open_events), calls=tuple(events), complete=False
-    )
-    place.words = report.row(pending, dump.calls[-1] if dump.calls else None)
+        is_open = id(call) in pending_ids
+        event = _event(call, is_open)
+        events.append(event)
+        if is_open:
+            open_events.append(event)
+    place = FlightWhereabouts(rank, "running", complete=False)
+    place.calls = tuple(events)
+    place.open_calls = tuple(open_events)
+    if pending:
+        place.state = "waiting"
+        place.blocker = pending[0].kind
+    last_call = None
+    if dump.calls:
+        last_call = dump.calls[-1]
+    place.words = report.row(pending, last_call)
     return place
 
 
@@ -211,8 +217,13 @@ def _event(call: Call, is_open: bool) -> Event:
         file, number, _function = call.line
         place = f"line {number}, in {PurePath(file).name}"
     peer = None
-    if call.is_message:
-        peer = call.receiver if call.kind == "send" else call.sender
+    if call.kind == "send":
+        peer = call.receiver
+    elif call.kind == "recv":
+        peer = call.sender
+    shape = ()
+    if call.sizes:
+        shape = call.sizes[0]
     start_s = call.created_ns / 1e9
     return Event(
         rank=call.rank,
@@ -223,7 +234,7 @@ def _event(call: Call, is_open: bool) -> Event:
         end_s=start_s,
         peer=peer,
         dtype=dtype,
-        shape=call.sizes[0] if call.sizes else (),
+        shape=shape,
         group=call.group.ranks,
         group_name=f"{call.group.desc} {call.group.index}",
         place=place,

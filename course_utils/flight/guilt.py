@@ -102,6 +102,25 @@ class Judge:
         pending = {rank: calls for rank, calls in self._pending.items() if calls}
         if not pending and not any(self.graph.stale.values()):
             return self._nothing_pending()
+        self._collect_evidence()
+        verdict = Verdict(FOUND, pending=pending)
+        verdict.slow = self._slow()
+        if verdict.slow:
+            verdict.outcome = NOTHING
+            return verdict
+        for rank in sorted(self.evidence):
+            verdict.evidence.append(self.evidence[rank])
+        if not verdict.evidence or verdict.certainty == GUESS:
+            verdict.outcome = UNKNOWN
+        if self.dumps.has_unseen_messages:
+            for evidence in verdict.evidence:
+                if evidence.why == ABSENT:
+                    verdict.gloo_sinks.append(evidence.rank)
+        self._tell_victims(verdict)
+        return verdict
+
+    def _collect_evidence(self) -> None:
+        """The strongest first: what has been explained once needs no weaker reason."""
         self._different()
         self._failed(self.graph.stale)
         if not self._in_differing:
@@ -112,20 +131,6 @@ class Judge:
         if not self.evidence:
             self._failed(self.graph.single_stale)
         self._stuck()
-        verdict = Verdict(FOUND, pending=pending)
-        verdict.slow = self._slow()
-        if verdict.slow:
-            verdict.outcome = NOTHING
-            return verdict
-        for rank in sorted(self.evidence):
-            verdict.evidence.append(self.evidence[rank])
-        if not verdict.evidence or verdict.certainty == GUESS:
-            verdict.outcome = UNKNOWN
-        for evidence in verdict.evidence:
-            if self.dumps.has_unseen_messages and evidence.why == ABSENT:
-                verdict.gloo_sinks.append(evidence.rank)
-        self._tell_victims(verdict)
-        return verdict
 
     def _nothing_pending(self) -> Verdict:
         """Nobody waits; but were there any dumps at all?"""
@@ -149,17 +154,26 @@ class Judge:
         """A rank calls something else than most of the group do."""
         for meeting in self.graph.differing.values():
             calls = self.graph.calls_of(meeting)
-            labels = {rank: label(call) for rank, call in calls.items()}
-            ((commonest, count),) = Counter(labels.values()).most_common(1)
-            has_majority = 2 * count > len(calls)
-            usual_rank = next(rank for rank in calls if labels[rank] == commonest)
-            usual_call = calls[usual_rank]
-            for rank in sorted(calls):
-                if not has_majority:
-                    self._add(rank, DIFFERENT, calls[rank], others=usual_call, certainty=GUESS)
-                elif labels[rank] != commonest:
-                    self._add(rank, DIFFERENT, calls[rank], others=usual_call)
+            self._add_different(calls)
             self._in_differing.update(calls)
+
+    def _add_different(self, calls: dict[int, Call]) -> None:
+        """The minority among these calls by rank, or all ranks where there is no majority."""
+        labels = {}
+        call_of_label = {}
+        for rank, call in calls.items():
+            labels[rank] = label(call)
+            call_of_label.setdefault(labels[rank], call)
+        counts = Counter(labels.values())
+        ((commonest, count),) = counts.most_common(1)
+        usual_call = call_of_label[commonest]
+        has_majority = 2 * count > len(calls)
+        for rank in sorted(calls):
+            call = calls[rank]
+            if not has_majority:
+                self._add(rank, DIFFERENT, call, others=usual_call, certainty=GUESS)
+            elif labels[rank] != commonest:
+                self._add(rank, DIFFERENT, call, others=usual_call)
 
     def _failed(self, stale: dict[int, list[Call]]) -> None:
         """A rank still waits in calls that the others have finished."""
@@ -167,7 +181,9 @@ class Judge:
             if not calls:
                 continue
             count = len(calls)
-            certainty = PROVEN if count > 1 else LIKELY
+            certainty = LIKELY
+            if count > 1:
+                certainty = PROVEN
             self._add(rank, FAILED, calls[0], count=count, certainty=certainty)
 
     def _absent(self) -> None:
@@ -191,10 +207,14 @@ class Judge:
 
     def _add_sinks(self, ranks: list[int], waited_for: dict[int, Edge]) -> None:
         for rank in ranks:
-            call = waited_for[rank].call
+            edge = waited_for[rank]
+            call = edge.call
+            dump = self._by_rank[rank]
+            certainty = PROVEN
             # It may have come since, if its dump is older than the call.
-            is_older = 0 < self._by_rank[rank].now_ns < call.created_ns
-            certainty = LIKELY if is_older or self.dumps.has_unseen_messages else PROVEN
+            is_older = 0 < dump.now_ns < call.created_ns
+            if is_older or self.dumps.has_unseen_messages:
+                certainty = LIKELY
             self._add(rank, ABSENT, call, certainty=certainty)
 
     def _edges_to_those_waited_for(self) -> dict[int, Edge]:
@@ -211,14 +231,20 @@ class Judge:
         if len(self._edges) != 1:
             return None
         ((waiter, others),) = self._edges.items()
-        call = next(iter(others.values())).call
-        members = set(call.group.ranks)
-        is_alone = members - {waiter} <= set(sinks)
-        if call.is_message or not is_alone or len(others) < 2:
+        first_edge = next(iter(others.values()))
+        call = first_edge.call
+        if call.is_message or len(others) < 2:
+            return None
+        peers = set(call.group.ranks)
+        peers.discard(waiter)
+        if not peers <= set(sinks):
             return None
         for rank in others:
             dump = self._by_rank.get(rank)
-            if dump is None or dump.last_enqueued.get(call.group, 0) != call.number - 1:
+            if dump is None:
+                return None
+            last_number = dump.last_enqueued.get(call.group, 0)
+            if last_number != call.number - 1:
                 return None
         return call
 
@@ -241,7 +267,8 @@ class Judge:
                 continue
             behind = self._furthest_behind(together)
             if behind == together:
-                self._add_stuck(self._with_most_pending(together))
+                suspects = self._with_most_pending(together)
+                self._add_stuck(suspects)
                 continue
             for member in sorted(behind):
                 call = first
@@ -254,7 +281,8 @@ class Judge:
         together = {rank}
         calls = self._pending[rank]
         for call in calls:
-            together |= candidates.intersection(others_in(call))
+            others = others_in(call)
+            together |= candidates.intersection(others)
         for other in others_in(calls[0]):
             if self._pending.get(other) and other not in self._edges:
                 together.add(other)
@@ -273,11 +301,13 @@ class Judge:
         """Those that have called least, in groups of kinds that all of them are in."""
         counts_by_rank = {}
         for rank in ranks:
+            dump = self._by_rank[rank]
             counts = Counter[str]()
-            for group, last in self._by_rank[rank].last_enqueued.items():
+            for group, last in dump.last_enqueued.items():
                 counts[group.desc] += last
             counts_by_rank[rank] = counts
-        shared = set.intersection(*map(set, counts_by_rank.values()))
+        kinds_of_groups = map(set, counts_by_rank.values())
+        shared = set.intersection(*kinds_of_groups)
         totals = {}
         for rank, counts in counts_by_rank.items():
             totals[rank] = sum(counts[desc] for desc in shared)
@@ -289,11 +319,14 @@ class Judge:
         who_waits = set(self._edges)
         for meeting in sorted(self.graph.pending_at, key=by_number):
             group, _number = meeting
+            if group in self.graph.differing:
+                continue
             waiting = self.graph.pending_at[meeting] & who_waits
             are_most = 2 * len(waiting) > len(group.ranks)
-            if not are_most or group in self.graph.differing:
+            if not are_most:
                 continue
-            call = self.graph.calls_of(meeting)[min(waiting)]
+            calls = self.graph.calls_of(meeting)
+            call = calls[min(waiting)]
             absent = self.graph.absent_from(call)
             for rank in sorted(absent & who_waits):
                 if self._has_no_excuse(rank, call, waiting):
@@ -306,9 +339,10 @@ class Judge:
             return False
         calls = self.graph.calls_of(call.meeting)
         for peer in waiting:
+            peer_call = calls[peer]
             issued_before = set()
             for pending in self._pending[peer]:
-                if pending.order < calls[peer].order:
+                if pending.order < peer_call.order:
                     issued_before.add(_role(pending))
             if not roles <= issued_before:
                 return False
@@ -360,7 +394,8 @@ class Judge:
         groups: set[Group] = set()
         for rank, dump in self._by_rank.items():
             groups.update(dump.last_enqueued)
-            groups.update(call.group for call in self._pending[rank])
+            for call in self._pending[rank]:
+                groups.add(call.group)
         for group in groups:
             if group.is_default:
                 continue
@@ -385,18 +420,22 @@ class Judge:
         unexplained = set(self._unexplained())
         waits_for: Graph = {}
         for rank in unexplained:
-            waits_for[rank] = self.graph.first_absentees(rank) & unexplained
+            absentees = self.graph.first_absentees(rank)
+            waits_for[rank] = absentees & unexplained
         for circle in circles_in(waits_for):
             breakers = self._breakers(circle, waits_for)
             if len(breakers) == 1:
                 self._add_out_of_order(breakers[0], waits_for)
                 continue
             for rank in breakers or circle:
-                self._add(rank, CIRCLE, self._first_call(rank))
+                call = self._first_call(rank)
+                self._add(rank, CIRCLE, call)
 
     def _breakers(self, circle: list[int], waits_for: Graph) -> list[int]:
         """Ranks of a circle without whose waiting nobody in it would wait in a circle."""
-        inside = {rank: waits_for[rank].intersection(circle) for rank in circle}
+        inside = {}
+        for rank in circle:
+            inside[rank] = waits_for[rank].intersection(circle)
         breakers = []
         for rank in round_trip(inside):
             without_it = {**inside, rank: set()}
@@ -409,8 +448,9 @@ class Judge:
 
     def _add_out_of_order(self, rank: int, waits_for: Graph) -> None:
         """With the call in which the first of the others waits for it."""
-        waiter = min(waiter for waiter, others in waits_for.items() if rank in others)
-        self._add(rank, ORDER, self._first_call(waiter))
+        waiters = [waiter for waiter, others in waits_for.items() if rank in others]
+        first_waiter = min(waiters)
+        self._add(rank, ORDER, self._first_call(first_waiter))
 
     def _often_missed(self, ranks: list[int]) -> list[int]:
         """Those that haven't come to a call where most members of its group are."""
@@ -418,8 +458,9 @@ class Judge:
         for calls in self._pending.values():
             if not calls or calls[0].is_message:
                 continue
-            absent = self.graph.absent_from(calls[0])
-            came = len(calls[0].group.ranks) - len(absent)
+            call = calls[0]
+            absent = self.graph.absent_from(call)
+            came = len(call.group.ranks) - len(absent)
             if came > len(absent):
                 missed.update(absent)
         return [rank for rank in ranks if rank in missed]
@@ -444,7 +485,9 @@ class Judge:
         """The guilty, if all are only as late as they have been before: then nothing hangs."""
         late = []
         for evidence in self.evidence.values():
-            if evidence.why not in (ABSENT, EXTRA) or not self._is_usual_pause(evidence.rank):
+            if evidence.why not in (ABSENT, EXTRA):
+                return []
+            if not self._is_usual_pause(evidence.rank):
                 return []
             late.append(evidence.rank)
         return sorted(late)
@@ -455,12 +498,15 @@ class Judge:
         What counts is the time until the last dump was written: the rank's own may be an early one.
         """
         dump = self._by_rank[rank]
-        now_ns = max(other.now_ns for other in self._by_rank.values())
-        starts_ns = [call.created_ns for call in dump.calls]
-        if dump.now_ns == 0 or len(starts_ns) <= _ENOUGH_PAUSES:
+        if dump.now_ns == 0 or len(dump.calls) <= _ENOUGH_PAUSES:
             return False
-        pauses_ns = [later - earlier for earlier, later in pairwise(starts_ns)]
-        return now_ns - starts_ns[-1] <= max(pauses_ns[-_LAST_PAUSES:])
+        pauses_ns = []
+        for earlier, later in pairwise(dump.calls):
+            pauses_ns.append(later.created_ns - earlier.created_ns)
+        longest_ns = max(pauses_ns[-_LAST_PAUSES:])
+        last_call = dump.calls[-1]
+        now_ns = max(other.now_ns for other in self._by_rank.values())
+        return now_ns - last_call.created_ns <= longest_ns
 
     def _tell_victims(self, verdict: Verdict) -> None:
         guilty = set(self.evidence)

@@ -107,15 +107,20 @@ def _watch_group(group: Any) -> None:
     def before(call: Any) -> None:
         if call.name.name not in ("SEND", "RECV"):
             return
-        tensors = call.input_tensors or call.output_tensors
+        sizes = []
+        dtypes = []
+        for tensor in call.input_tensors or call.output_tensors:
+            dtype = str(tensor.dtype)
+            sizes.append(list(tensor.shape))
+            dtypes.append(dtype.removeprefix("torch."))
         message = _Message(
             group=group,
             op_id=call.op_id,
             number=len(_messages) + 1,
             kind=call.name.name.lower(),
             peer=call.root,
-            sizes=[list(tensor.shape) for tensor in tensors],
-            dtypes=[str(tensor.dtype).removeprefix("torch.") for tensor in tensors],
+            sizes=sizes,
+            dtypes=dtypes,
             line=_line(sys._getframe(1)),
             created_ns=time.time_ns(),
         )
@@ -154,23 +159,27 @@ def dump(failed: bool = False, pending_only: bool = False) -> RawDump:
     asked = {}
     if pending_only:
         asked = {"includeStackTraces": False, "onlyActive": True}
-    whole: RawDump = {"version": "2.10", "entries": [], "pg_status": {}}
+    entries: list[Entry] = []
+    raw: RawDump = {"version": "2.10", "entries": entries, "pg_status": {}}
     dump_as_torch_does = torch_private.find("torch._C._distributed_c10d:_dump_fr_trace")
     for backend in _BACKENDS:
         with contextlib.suppress(RuntimeError, TypeError, ValueError, Unreadable):
-            part = plain(dump_as_torch_does(backend=backend, **asked))
-            whole = {**part, "entries": whole["entries"] + part.get("entries", [])}
-    whole["pg_config"] = _table()
+            pickled = dump_as_torch_does(backend=backend, **asked)
+            part = plain(pickled)
+            raw = {**part}
+            entries += raw.get("entries", [])
     for message in list(_messages):
         entry = _as_entry(message)
         if entry is not None:
-            whole["entries"].append(entry)
-    whole["entries"].sort(key=lambda entry: entry["time_created_ns"])
-    whole["dumped_ns"] = time.time_ns()
-    if failed and whole["entries"]:
-        whole["failed"] = True
-        whole["entries"][-1].update(state="scheduled", retired=False)
-    return whole
+            entries.append(entry)
+    entries.sort(key=lambda entry: entry["time_created_ns"])
+    raw["entries"] = entries
+    raw["pg_config"] = _table()
+    raw["dumped_ns"] = time.time_ns()
+    if failed and entries:
+        raw["failed"] = True
+        entries[-1].update(state="scheduled", retired=False)
+    return raw
 
 
 def _table() -> dict[str, dict[str, str]]:
@@ -178,8 +187,8 @@ def _table() -> dict[str, dict[str, str]]:
     table = {}
     for group, name in _names().items():
         if isinstance(group, c10d.ProcessGroup):
-            ranks = c10d.get_process_group_ranks(group)
-            table[name] = {"name": name, "desc": group.group_desc, "ranks": str(list(ranks))}
+            ranks = list(c10d.get_process_group_ranks(group))
+            table[name] = {"name": name, "desc": group.group_desc, "ranks": str(ranks)}
     return table
 
 
@@ -187,31 +196,49 @@ def _as_entry(message: _Message) -> Entry | None:
     name = _names().get(message.group)
     if name is None:
         return None
-    place = message.group.rank()
-    peer = "?" if message.peer < 0 else message.peer
-    arrow = "->" if message.kind == "send" else "<-"
+    pg_id = 0
+    if name.isdigit():
+        pg_id = int(name)
     is_over = message.is_over()
+    state = "scheduled"
+    if is_over:
+        state = "completed"
+    frames = []
+    if message.line:
+        frames.append(message.line)
     return {
         "record_id": 0,
-        "pg_id": int(name) if name.isdigit() else 0,
+        "pg_id": pg_id,
         "process_group": (name, message.group.group_desc),
         "collective_seq_id": 0,
         "p2p_seq_id": message.number,
         "op_id": message.op_id,
-        "profiling_name": f"gloo:{message.kind} {place}{arrow}{peer}",
+        "profiling_name": _profiling_name(message),
         "time_created_ns": message.created_ns,
         "input_sizes": message.sizes,
         "input_dtypes": message.dtypes,
         "output_sizes": message.sizes,
         "output_dtypes": message.dtypes,
-        "state": "completed" if is_over else "scheduled",
+        "state": state,
         "time_discovered_started_ns": None,
         "time_discovered_completed_ns": None,
         "retired": is_over,
         "timeout_ms": 0,
         "is_p2p": True,
-        "frames": [message.line] if message.line else [],
+        "frames": frames,
     }
+
+
+def _profiling_name(message: _Message) -> str:
+    """Such as `gloo:send 0->1`, as torch names a message under NCCL."""
+    place = message.group.rank()
+    peer = str(message.peer)
+    if message.peer < 0:
+        peer = "?"
+    arrow = "<-"
+    if message.kind == "send":
+        arrow = "->"
+    return f"gloo:{message.kind} {place}{arrow}{peer}"
 
 
 def stacks() -> str:
@@ -261,24 +288,26 @@ class _Watcher(threading.Thread):
                 if dist.is_initialized() and not self.over.is_set():
                     self._look(signals)
             except Exception as error:  # the training must not suffer from it
-                print(_(report.NOT_WATCHED, error=error), file=self._stderr, flush=True)
+                self._say(_(report.NOT_WATCHED, error=error))
                 self.over.set()
             # Python's handler waits until the rank is back from C++, which may never be.
             if signal.SIGTERM in signals and signal.getsignal(signal.SIGTERM) is _do_nothing:
                 os._exit(128 + signal.SIGTERM)
 
+    def _say(self, text: str) -> None:
+        print(text, file=self._stderr, flush=True)
+
     def _look(self, signals: bytes) -> None:
         if self._store is None:
-            # A store of its own, since the rank may stand in a wait of the other one.
-            store = torch_private.find(f"{C10D}:_get_default_store")()
-            with contextlib.suppress(NotImplementedError, RuntimeError):
-                store = store.clone()
-            self._store = dist.PrefixStore(_KEYS, store)
+            self._store = _store_of_its_own()
         is_asked = self._signal_number in signals or self._ask.is_set() or self._is_overdue()
         is_asking = is_asked or signal.SIGTERM in signals
         if not is_asking and not self._store.check(["asked"]):
             return
-        is_first = is_asking and self._store.add("asked", 1) == 1
+        is_first = False
+        if is_asking:
+            times_asked = self._store.add("asked", 1)
+            is_first = times_asked == 1
         self._leave(is_first, is_asked)
         self.over.set()
 
@@ -291,7 +320,8 @@ class _Watcher(threading.Thread):
             limit_s = self._after_s
             if limit_s is None and entry.get("timeout_ms"):
                 limit_s = _PART_OF_TIMEOUT * entry["timeout_ms"] / 1e3
-            if limit_s is not None and now_ns - entry["time_created_ns"] > limit_s * 1e9:
+            pending_ns = now_ns - entry["time_created_ns"]
+            if limit_s is not None and pending_ns > limit_s * 1e9:
                 return True
         return False
 
@@ -300,7 +330,8 @@ class _Watcher(threading.Thread):
         rank = dist.get_rank()
         left = dump(self._failed)
         left["stack"] = stacks()
-        packed = zlib.compress(json.dumps(left).encode())
+        text = json.dumps(left)
+        packed = zlib.compress(text.encode())
         self._store.set(f"dump/{rank}", packed)
         if is_first:
             self._report(dist.get_world_size(), is_asked)
@@ -320,15 +351,17 @@ class _Watcher(threading.Thread):
             # A peer is gone, and the job is ended for that: here its last call was to meet it.
             raw[dist.get_rank()] = dump(failed=True)
         files = {rank: f"_dump_{rank}" for rank in raw}
-        explanation = explain(from_raw(raw, files, []))
+        dumps = from_raw(raw, files, [])
+        explanation = explain(dumps)
         verdict = explanation.verdict
         hangs = verdict.outcome != NOTHING and (verdict.pending or verdict.evidence)
         if not hangs and not is_asked:
             return
         self._folder.mkdir(parents=True, exist_ok=True)
         for rank, left in raw.items():
-            (self._folder / files[rank]).write_bytes(pickle.dumps(left, protocol=2))
-        print(_with_stacks(explanation, self._folder), file=self._stderr, flush=True)
+            path = self._folder / files[rank]
+            path.write_bytes(pickle.dumps(left, protocol=2))
+        self._say(_with_stacks(explanation, self._folder))
 
     def _collected(self, world_size: int) -> RawDumps:
         raw: RawDumps = {}
@@ -341,6 +374,14 @@ class _Watcher(threading.Thread):
                     raw[rank] = json.loads(zlib.decompress(packed))
             time.sleep(0.1)
         return raw
+
+
+def _store_of_its_own() -> dist.Store:
+    """The job's store once more, since the rank may stand in a wait of the one that it has."""
+    store = torch_private.find(f"{C10D}:_get_default_store")()
+    with contextlib.suppress(NotImplementedError, RuntimeError):
+        store = store.clone()
+    return dist.PrefixStore(_KEYS, store)
 
 
 def _with_stacks(explanation: Explanation, folder: Path) -> str:

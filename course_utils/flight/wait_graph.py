@@ -61,7 +61,7 @@ class WaitGraph:
             for call in dump.calls:
                 if not call.is_message:
                     self._calls[call.meeting][rank] = call
-                elif not call.finished and call.sender is not None and call.receiver is not None:
+                elif not call.finished and len(call.ends) == 2:
                     key = (call.group, call.sender, call.receiver, call.kind)
                     self._messages[key].append(call)
         for meeting in self._calls:
@@ -90,8 +90,10 @@ class WaitGraph:
         if not all(self._has_come(member, meeting) for member in members):
             return set(calls)
         if len(members) < len(ranks):
-            last = {rank for rank, call in calls.items() if self._is_last_of_all(call, members)}
-            return unfinished | last
+            for rank, call in calls.items():
+                if self._is_last_of_all(call, members):
+                    unfinished.add(rank)
+            return unfinished
         labels = set(map(label, calls.values()))
         somebody_is_through = len(unfinished) < len(calls)
         if somebody_is_through and len(labels) == 1:
@@ -106,12 +108,12 @@ class WaitGraph:
 
     def _is_last_of_all(self, call: Call, members: list[int]) -> bool:
         """Whether its rank called nothing after it, and no member went on in this group."""
-        by_rank = self._by_rank
-        if call is not by_rank[call.rank].calls[-1]:
+        dump = self._by_rank[call.rank]
+        if call is not dump.calls[-1]:
             return False
         for member in members:
-            last = by_rank[member].last_enqueued.get(call.group, 0)
-            if last > call.number:
+            numbers = self._by_rank[member].last_enqueued
+            if numbers.get(call.group, 0) > call.number:
                 return False
         return True
 
@@ -128,12 +130,14 @@ class WaitGraph:
                     unfinished.append(call)
                     if self._others_have_finished(call):
                         over.append(call)
-            self.stale[rank] = over if len(over) > 1 else []
             self.single_stale[rank] = over[:1]
-            if len(over) > 1:
-                # A GPU works in order, so what a rank issued before these is over as well.
-                unfinished = [call for call in unfinished if call.order > over[-1].order]
+            self.stale[rank] = []
             self.pending[rank] = unfinished
+            if len(over) > 1:
+                self.stale[rank] = over
+                # A GPU works in order, so what a rank issued before these is over as well.
+                last_over = over[-1].order
+                self.pending[rank] = [call for call in unfinished if call.order > last_over]
 
     def _others_have_finished(self, call: Call) -> bool:
         """Whether another member is through with a call that needs all of them."""
@@ -153,9 +157,11 @@ class WaitGraph:
         member_call = self._calls[call.meeting].get(member)
         if member_call is not None:
             return self._is_over(member_call) and member_call.kind == call.kind
-        if call.number < self._first_pending.get((member, call.group), 0):
+        first_pending = self._first_pending.get((member, call.group), 0)
+        if call.number < first_pending:
             return True  # it has come further, and this one is not among its pending calls
-        return call.number <= dump.last_completed.get(call.group, 0)
+        last_completed = dump.last_completed.get(call.group, 0)
+        return call.number <= last_completed
 
     def _differing(self) -> dict[Group, Meeting]:
         first: dict[Group, Meeting] = {}
@@ -164,7 +170,8 @@ class WaitGraph:
             group, _number = meeting
             if group not in waited_in or group in first:
                 continue
-            labels = set(map(label, self._calls[meeting].values()))
+            calls = self._calls[meeting].values()
+            labels = set(map(label, calls))
             if len(labels) > 1:
                 first[group] = meeting
         return first
@@ -178,7 +185,8 @@ class WaitGraph:
             edges: dict[int, Edge] = {}
             for call in calls:
                 for other in self.absent_from(call):
-                    edges.setdefault(other, Edge(rank, other, call))
+                    if other not in edges:
+                        edges[other] = Edge(rank, other, call)
             if edges:
                 self.edges[rank] = edges
         self._connect_the_held()
@@ -190,16 +198,22 @@ class WaitGraph:
             if not calls or self.absent_from(calls[0]):
                 continue
             call = calls[0]
-            meeting = call.meeting
-            held = held_before.get(meeting)
-            if held is None or call.is_message:
-                others = [rank, *others_in(call)]
-                held = [other for other in others if self._is_held_before(other, call)]
-            if not call.is_message:
-                held_before[meeting] = held
+            if call.is_message:
+                held = self._held_before(call)
+            else:
+                meeting = call.meeting
+                if meeting not in held_before:
+                    held_before[meeting] = self._held_before(call)
+                held = held_before[meeting]
             for other in held:
                 if other != rank:
-                    self.edges.setdefault(rank, {})[other] = Edge(rank, other, call)
+                    edges = self.edges.setdefault(rank, {})
+                    edges[other] = Edge(rank, other, call)
+
+    def _held_before(self, call: Call) -> list[int]:
+        """Who of all that take part in a call is held up before it."""
+        ranks = [call.rank, *others_in(call)]
+        return [rank for rank in ranks if self._is_held_before(rank, call)]
 
     def _is_held_before(self, other: int, call: Call) -> bool:
         """Whether a rank that has come to a call has an earlier one pending."""
@@ -212,15 +226,22 @@ class WaitGraph:
             others_call = self._other_end(call)
         else:
             others_call = self._calls[call.meeting].get(other)
-        return others_call is not None and pending[0].order < others_call.order
+        if others_call is None:
+            return False
+        first = pending[0]
+        return first.order < others_call.order
 
     def _other_end(self, call: Call) -> Call | None:
         """Of a pending message, if both ends are known: the first pending ones of both meet."""
-        other_kind = "recv" if call.kind == "send" else "send"
-        this_end = self._messages[call.group, call.sender, call.receiver, call.kind]
-        other_end = self._messages[call.group, call.sender, call.receiver, other_kind]
+        sends = self._messages[call.group, call.sender, call.receiver, "send"]
+        receives = self._messages[call.group, call.sender, call.receiver, "recv"]
+        this_end, other_end = sends, receives
+        if call.kind == "recv":
+            this_end, other_end = receives, sends
         place = this_end.index(call)
-        return other_end[place] if place < len(other_end) else None
+        if place >= len(other_end):
+            return None
+        return other_end[place]
 
     def absent_from(self, call: Call) -> set[int]:
         """The ranks that a pending call needs, and that have not come to it or left no dump."""
@@ -230,8 +251,10 @@ class WaitGraph:
             return set()
         meeting = call.meeting
         if meeting not in self._absentees:
-            members = call.group.ranks
-            absent = {member for member in members if not self._has_come(member, meeting)}
+            absent = set()
+            for member in call.group.ranks:
+                if not self._has_come(member, meeting):
+                    absent.add(member)
             self._absentees[meeting] = absent
         return self._absentees[meeting] - {call.rank}
 
@@ -242,15 +265,19 @@ class WaitGraph:
         if member in self._calls[meeting]:
             return True
         group, number = meeting
-        return number <= dump.last_enqueued.get(group, 0)
+        last_number = dump.last_enqueued.get(group, 0)
+        return number <= last_number
 
     def _absent_end(self, call: Call) -> set[int]:
         """The other end of a message, if it is not there."""
         if call.sender is None or call.receiver is None:
             return set()
-        other = call.receiver if call.kind == "send" else call.sender
-        is_absent = other != call.rank and self._other_end(call) is None
-        return {other} if is_absent else set()
+        other = call.sender
+        if call.kind == "send":
+            other = call.receiver
+        if other == call.rank or self._other_end(call) is not None:
+            return set()
+        return {other}
 
     def first_absentees(self, rank: int) -> set[int]:
         """Whom a rank waits for in the first call that it has pending."""
@@ -291,7 +318,9 @@ def by_number(meeting: Meeting) -> int:
 
 def others_in(call: Call) -> list[int]:
     """Who else takes part in a call."""
-    ranks = call.ends if call.is_message else call.group.ranks
+    ranks = call.group.ranks
+    if call.is_message:
+        ranks = call.ends
     return [rank for rank in ranks if rank != call.rank]
 
 

@@ -88,10 +88,12 @@ class HangReport(Listener):
             self._seen = seen
             self._watch()
             self.on_progress()
-        elif self._phase == _WATCHING and monotonic() - self._still_since >= self.still_s:
-            self._ask(workers)
         elif self._phase == _ASKING:
             return self._judge(workers)
+        elif self._phase == _WATCHING:
+            silent_s = monotonic() - self._still_since
+            if silent_s >= self.still_s:
+                self._ask(workers)
         return False
 
     def _ask(self, workers: Sequence[WorkerHandle]) -> None:
@@ -121,7 +123,9 @@ class HangReport(Listener):
     def _has_messages(self) -> bool:
         """Whether a rank alone has sent or received: in all else it only waits for itself."""
         log = self._record.logs()[0]
-        return log is None or any(is_message(call) for call in log.events)
+        if log is None:
+            return True
+        return any(map(is_message, log.events))
 
     def on_progress(self) -> None:
         """Called when some rank has called something, or has ended."""
@@ -133,7 +137,9 @@ class HangReport(Listener):
 
 def table(graph: WaitGraph) -> str:
     """A row for every rank; where there are many, those that do the same share one."""
-    rows = {rank: place.row(graph.world) for rank, place in graph.ranks.items()}
+    rows = {}
+    for rank, place in graph.ranks.items():
+        rows[rank] = place.row(graph.world)
     if len(rows) > _MANY_ROWS:
         return _rows(ranks_by_text(rows).items())
     return _rows((row, [rank]) for rank, row in rows.items())
@@ -158,18 +164,23 @@ def why_aborted(rank: int, logs: Mapping[int, Log | None], output: Sequence[str]
     if _SIZES not in output[rank]:
         return None
     world_size = len(output)
-    all_whereabouts = [whereabouts.locate(each, None, logs.get(each)) for each in range(world_size)]
-    all_whereabouts[rank].state = "waiting"
-    last_call = all_whereabouts[rank].last_call
+    all_whereabouts = []
+    for each in range(world_size):
+        place = whereabouts.locate(each, None, logs.get(each))
+        all_whereabouts.append(place)
+    aborted = all_whereabouts[rank]
+    aborted.state = "waiting"
+    last_call = aborted.last_call
     if last_call:
-        all_whereabouts[rank].open_calls = (last_call,)
+        aborted.open_calls = (last_call,)
     graph = WaitGraph(all_whereabouts, 0.0)
     difference = graph.difference()
     if not graph.known or difference is None:
         return _(_UNKNOWN)
     kind, meeting = difference
     calls = list(meeting.calls.values())
-    rows = _rows(ranks_by_text({call.rank: _row(call) for call in calls}).items())
+    texts = {call.rank: _row(call) for call in calls}
+    rows = _rows(ranks_by_text(texts).items())
     group = of_group(calls[0], graph.world)
     head = _(
         "Gloo ended it, because collective #{number}{of_group} is not the same on all ranks:",

@@ -153,14 +153,17 @@ class WaitGraph:
         for rank in others:
             if self.ranks[rank].state != "returned":
                 return set()
-        return others if call.peer is None else set()
+        if call.peer is not None:
+            return set()
+        return others
 
     def reachable(self, rank: int) -> set[int]:
         """Whom a rank waits for, directly or through others."""
         reached: set[int] = set()
         to_visit = [rank]
         while to_visit:
-            for other in self.waits_for.get(to_visit.pop(), ()):
+            visited = to_visit.pop()
+            for other in self.waits_for.get(visited, ()):
                 if other not in reached:
                     reached.add(other)
                     to_visit.append(other)
@@ -211,9 +214,12 @@ class WaitGraph:
         Of a message, both ends count: a send of one rank and a receive of the other one.
         """
         count = 0
+        key = key_of(call)
         for other in self.ranks[rank].calls:
+            if other.line != call.line:
+                continue
             is_alike = other.kind == call.kind or is_message(call)
-            if other.line == call.line and is_alike and key_of(other) == key_of(call):
+            if is_alike and key_of(other) == key:
                 count += 1
         return count
 
@@ -228,10 +234,13 @@ class WaitGraph:
             return None
         if self.count_in_line(other, call) < self.count_in_line(call.rank, call):
             return None
+        key = key_of(call)
+        both = {call.rank, other}
         for meeting in self._meetings.values():
-            if meeting.key != key_of(call) or not {call.rank, other} <= set(meeting.calls):
+            if meeting.key != key or not both <= set(meeting.calls):
                 continue
-            its_call, other_call = meeting.calls[call.rank], meeting.calls[other]
+            its_call = meeting.calls[call.rank]
+            other_call = meeting.calls[other]
             if its_call.line != other_call.line and self.count_in_line(call.rank, other_call):
                 return meeting
         return None
@@ -254,10 +263,13 @@ class WaitGraph:
         for meeting in self._meetings.values():
             if meeting.key != until.key or meeting.number > until.number:
                 continue
-            calls = meeting.calls.values()
-            joiners = [call.rank for call in calls if call.flags & JOINS]
-            others = [call for call in calls if call.rank not in joiners]
-            by_learner = [call for call in others if call.kind in call.code]  # not by a library
+            joiners = []
+            by_learner = []
+            for call in meeting.calls.values():
+                if call.flags & JOINS:
+                    joiners.append(call.rank)
+                elif call.kind in call.code:  # not by a library
+                    by_learner.append(call)
             if joiners and by_learner:
                 return by_learner[0], joiners[0]
         return None
@@ -317,14 +329,17 @@ def differs(calls: list[Event]) -> str | None:
     if differ_in(calls, "kind"):
         return "order"
     if kind == "new_group":
-        return "new_group" if differ_in(calls, "group") else None
+        if differ_in(calls, "group"):
+            return "new_group"
+        return None
     if differ_in(calls, "root"):
         return "root"
     may_differ = kind not in KINDS or not KINDS[kind].equal
     if may_differ or not differ_in(calls, "bytes", "dtype"):
         return None
-    # Calls from several lines may not have been meant to meet.
-    return "lines" if differ_in(calls, "line") else "shape"
+    if differ_in(calls, "line"):  # so they may not have been meant to meet
+        return "lines"
+    return "shape"
 
 
 def differ_in(calls: Iterable[Event], *attributes: str) -> bool:

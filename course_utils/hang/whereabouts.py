@@ -108,7 +108,9 @@ class Whereabouts:
     @property
     def call(self) -> Event | None:
         """The call that it waits in, where there is no doubt about it."""
-        return self.open_calls[0] if len(self.open_calls) == 1 else None
+        if len(self.open_calls) != 1:
+            return None
+        return self.open_calls[0]
 
     @property
     def last_call(self) -> Event | None:
@@ -158,7 +160,9 @@ class Whereabouts:
         return f"{row}\n{indent}{described(self.call, world)}"
 
     def _doing(self) -> str:
-        blocker = _(self.blocker) if self.blocker else ""
+        blocker = ""
+        if self.blocker:
+            blocker = _(self.blocker)
         if self.queued:
             return _("has queued {call} and is", call=blocker)
         if self.in_thread:
@@ -223,8 +227,10 @@ def _starts(frames: list[Frame], whereabouts: Whereabouts) -> bool:
 
     What the record has is read later than the stack, so a rank may have returned meanwhile.
     """
-    names = [frame.name for frame in frames]
-    if names[0] != "_run_function" or names[1:2] in (["_call_function"], ["_flush"], ["_send"]):
+    outermost, *names = [frame.name for frame in frames]
+    if outermost != "_run_function":
+        return False
+    if names and names[0] in ("_call_function", "_flush", "_send"):
         return False
     return "init_process_group" in names or not whereabouts.calls
 
@@ -265,8 +271,11 @@ def _calls_that_may_hold(
     last = calls[-1]
     if key_of(last) is None:  # the function has returned; what it returned waits
         return ()
-    last_line = last.line[:2] if last.line else None
-    this_line = (line.file, line.line) if line else None
+    last_line = this_line = None
+    if last.line:
+        last_line = last.line[:2]
+    if line:
+        this_line = (line.file, line.line)
     if last_line == this_line:
         return (last,)
     return ()
@@ -302,8 +311,12 @@ def described(call: Event, world: tuple[int, ...]) -> str:
 
 def _message(call: Event) -> str:
     """Such as `message #2 from any rank with tag 7`."""
-    end = _("any rank") if call.peer is None else _("rank {rank}", rank=call.peer)
-    tag = _(" with tag {tag}", tag=call.tag) if call.tag else ""
+    end = _("any rank")
+    if call.peer is not None:
+        end = _("rank {rank}", rank=call.peer)
+    tag = ""
+    if call.tag:
+        tag = _(" with tag {tag}", tag=call.tag)
     if call.kind == "send":
         return _("message #{number} to {end}{tag}", number=call.number, end=end, tag=tag)
     return _("message #{number} from {end}{tag}", number=call.number, end=end, tag=tag)
@@ -328,8 +341,9 @@ def _inner_frames(frames: list[Frame], line: Frame | None) -> list[Frame]:
     """The frames inside the learner's line; none if there is no such line."""
     if line is None:
         return []
-    innermost_index = len(frames) - 1 - frames[::-1].index(line)  # in a recursion it comes again
-    return frames[innermost_index + 1 :]
+    from_inside = frames[::-1]
+    count = from_inside.index(line)  # the innermost one: in a recursion it comes again
+    return frames[len(frames) - count :]
 
 
 def distributed_call_in(frames: list[Frame]) -> str | None:
@@ -337,8 +351,10 @@ def distributed_call_in(frames: list[Frame]) -> str | None:
 
     Backward is one such thing: DDP averages gradients there, in C++, which a Python stack hides.
     """
+    inner = frames
     line = learners_line(frames)
-    inner = _inner_frames(frames, line) if line else frames
+    if line:
+        inner = _inner_frames(frames, line)
     for frame in inner:
         wrapper = _in_wrapper(frame)
         if wrapper:
@@ -362,7 +378,9 @@ def distributed_call_in(frames: list[Frame]) -> str | None:
 def _in_wrapper(frame: Frame) -> str | None:
     """The call of DDP or FSDP, or the backward pass, that a frame belongs to, if any."""
     if frame.file.endswith("nn/parallel/distributed.py"):
-        return "DDP(model)" if frame.name == "__init__" else _DDP_FORWARD
+        if frame.name == "__init__":
+            return "DDP(model)"
+        return _DDP_FORWARD
     if frame.name == "_engine_run_backward":
         return "backward"
     if "torch/distributed/fsdp/" in frame.file and frame.name.endswith("pre_forward"):
@@ -432,13 +450,17 @@ def around(line: Frame, *kinds: type[ast.stmt]) -> list[ast.stmt]:
     source = "".join(linecache.getlines(line.file))
     statements = []
     for statement in _statements(source):
-        if isinstance(statement, kinds) and statement.lineno <= line.line <= statement.end_lineno:
+        is_around = statement.lineno <= line.line <= statement.end_lineno
+        if is_around and isinstance(statement, kinds):
             statements.append(statement)
     return statements
 
 
 @functools.lru_cache(maxsize=4)  # ranks mostly stand in the same file
 def _statements(source: str) -> list[ast.stmt]:
+    statements = []
     with contextlib.suppress(SyntaxError, ValueError):
-        return [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.stmt)]
-    return []
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.stmt):
+                statements.append(node)
+    return statements

@@ -31,7 +31,8 @@ class CapturedOutput:
     def add(self, data: bytes, is_last: bool = False) -> None:
         """Take in what has arrived; `is_last` says that nothing follows."""
         self.received_bytes += len(data)
-        parts = _MARK.split(self._partial_mark + data)  # text, name of a mark, text, ..., text
+        data = self._partial_mark + data
+        parts = _MARK.split(data)  # text, name of a mark, text, ..., text
         last_text = parts.pop()
         texts = parts[::2]
         names = parts[1::2]
@@ -39,12 +40,14 @@ class CapturedOutput:
             self._append(text)
             position = self._dropped_bytes + len(self._kept)
             if len(self._marks) < _MAX_MARKS:
-                self._marks.append((position, name.decode()))
+                mark = (position, name.decode())
+                self._marks.append(mark)
         self._partial_mark = b""
         partial = _BEGINNING_OF_MARK.search(last_text)
         if partial and not is_last:
             self._partial_mark = partial[0]
-        self._append(last_text.removesuffix(self._partial_mark))
+        text = last_text.removesuffix(self._partial_mark)
+        self._append(text)
 
     def _append(self, text: bytes) -> None:
         self._kept += text
@@ -65,22 +68,24 @@ class CapturedOutput:
             stop = position
             if position > _HALF:  # the text before it may have been dropped
                 stop = max(_HALF, position - self._dropped_bytes)
-            pieces.append((self._text(start, stop), name))
+            text = self._text(start, stop)
+            pieces.append((text, name))
             start = stop
-        last_piece = self._text(start, len(self._kept) + 1)
-        pieces.append((last_piece, ""))
+        last_text = self._text(start, len(self._kept) + 1)
+        pieces.append((last_text, ""))
         return pieces
 
     def _text(self, start: int, stop: int) -> str:
         """The bytes from `start` to `stop` of those that are kept, readable."""
         kept = bytes(self._kept[start:stop])
         if self._dropped_bytes and start <= _HALF < stop:
-            gap = f"\n[... {self._dropped_bytes:,} bytes left out ...]\n".encode()
+            gap = f"\n[... {self._dropped_bytes:,} bytes left out ...]\n"
             before_gap = _HALF - start
-            kept = kept[:before_gap] + gap + kept[before_gap:]
+            kept = kept[:before_gap] + gap.encode() + kept[before_gap:]
         text = kept.decode(errors="replace")
-        lines = _BUILD_FOLDER.sub("", text).split("\n")
-        return "\n".join(map(_last_state, lines))
+        text = _BUILD_FOLDER.sub("", text)
+        lines = map(_last_state, text.split("\n"))
+        return "\n".join(lines)
 
 
 def _last_state(line: str) -> str:

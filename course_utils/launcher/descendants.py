@@ -62,7 +62,8 @@ class Descendants:
             self._pids.write(f"{pid}\n".encode())
 
     def _before_fork(self) -> None:
-        self._fork.is_by_main_thread = threading.current_thread() is threading.main_thread()
+        this_thread = threading.current_thread()
+        self._fork.is_by_main_thread = this_thread is threading.main_thread()
         if not self._fork.is_by_main_thread:
             self._start_guard()
 
@@ -90,7 +91,8 @@ class Descendants:
 
         def spawn_guarded(path: Any, args: Sequence, files: Sequence[int]) -> int:
             self._start_guard()
-            if not any(_TRACKER in os.fsdecode(word) for word in args):
+            words = map(os.fsdecode, args)
+            if not any(_TRACKER in word for word in words):
                 pid = spawn(path, args, files)
                 self._note(pid)
                 return pid

@@ -17,7 +17,10 @@ LOST = "lost"  # the connection to a peer has ended
 WAITED = "waited"  # a timer of the process group has ended
 FROM_PEER = "from peer"  # a peer has handed its exception on, as `dcp.save` does
 _TORCH = os.path.dirname(torch.__file__)
-_COLLECTIVES = os.path.join(_TORCH, "distributed", ""), os.path.join(_TORCH, "nn", "parallel", "")
+_COLLECTIVES = (
+    os.path.join(_TORCH, "distributed", ""),
+    os.path.join(_TORCH, "nn", "parallel", ""),
+)
 _BACKWARD = "_engine_run_backward"  # in which DDP's reducer waits for its buckets
 # How gloo and the store begin, whoever calls them; a callback of a future puts its own before.
 _BEGINNING = re.compile(

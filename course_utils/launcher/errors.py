@@ -98,7 +98,8 @@ class Failure:
             *callers, last = learners_frames
             rows.append("")
             rows += _rows_of_callers(callers)
-            rows.append(f"  {last.place}\n{last.excerpt()}".rstrip())
+            last_lines = f"  {last.place}\n{last.excerpt()}"
+            rows.append(last_lines.rstrip())
         return "\n".join(rows)
 
     def _learners_frames(self) -> list[Frame]:
@@ -123,8 +124,11 @@ class Failure:
         """
         order = 0
         if self.is_echo:
-            order = 1 if self.began_otherwise else 2
-        return order, not self.died, self.echo == echoes.LOST, self.when
+            order = 2
+            if self.began_otherwise:
+                order = 1
+        is_lost_connection = self.echo == echoes.LOST
+        return order, not self.died, is_lost_connection, self.when
 
 
 def _rows_of_callers(frames: list[Frame]) -> list[str]:
@@ -158,7 +162,9 @@ class WorkerError(RuntimeError):
         self.output = list(output)
         self.failures = list(failures)
         super().__init__(self.parts)
-        self.rank = failures[0].rank if failures else None
+        self.rank: int | None = None
+        if failures:
+            self.rank = failures[0].rank
 
     def __str__(self) -> str:
         return "\n\n".join(part for part in self.parts if part)
@@ -212,14 +218,15 @@ def from_exception(
         note: what is said instead of its own words.
         in_english: the note in English, by which the likely reason is looked up.
     """
-    checkpoint_failures = getattr(error, "failures", None)
-    is_of_checkpoint = type(error).__name__ == "CheckpointException"
-    is_of_torch = type(error).__module__.startswith("torch.")  # the learner may have one as well
-    if is_of_checkpoint and is_of_torch and isinstance(checkpoint_failures, dict):
-        return _from_checkpoint(rank, error, checkpoint_failures)
+    if _is_of_checkpoint(error):
+        return _from_checkpoint(rank, error, error.failures)
     headline, details = _headline_and_details(error, note)
-    kinds = [echoes.kind_of(link, _words(link)) for link in echoes.chain(error)]
-    if kinds[0] == echoes.LOST and not note and "connect to" not in headline:
+    kinds = []
+    for link in echoes.chain(error):
+        kind = echoes.kind_of(link, _words(link))
+        kinds.append(kind)
+    is_lost_connection = kinds[0] == echoes.LOST and "connect to" not in headline
+    if is_lost_connection and not note:
         headline = _LOST_IN_ONE_WORDING
     echo = next(filter(None, kinds), "")
     began_otherwise = bool(echo) and not kinds[-1]
@@ -231,8 +238,19 @@ def from_exception(
     )
 
 
+def _is_of_checkpoint(error: BaseException) -> bool:
+    """Whether it has the failures of several ranks; the learner may have such a class as well."""
+    kind = type(error)
+    if kind.__name__ != "CheckpointException" or not kind.__module__.startswith("torch."):
+        return False
+    failures = getattr(error, "failures", None)
+    return isinstance(failures, dict)
+
+
 def _headline_and_details(error: BaseException, note: str) -> tuple[str, list[str]]:
-    headline = stable(note) if note else _named(error)
+    headline = _named(error)
+    if note:
+        headline = stable(note)
     details = _details(error)
     raised_again = _RAISED_AGAIN.match(_words(error))
     if raised_again:
@@ -245,7 +263,8 @@ def _headline_and_details(error: BaseException, note: str) -> tuple[str, list[st
             headline = _("sys.exit({code}) was called", code=repr(error.code))
     exited = _LOADER_EXITED.search(headline)
     if exited:
-        headline = headline[: exited.start()]
+        end = exited.start()
+        headline = headline[:end]
         details = [exited[1], *details]
     return headline, details
 
@@ -273,12 +292,15 @@ def _from_checkpoint(rank: int, error: BaseException, failures: dict[int, Any]) 
 
 def stable(text: str) -> str:
     """A text of others without what differs from run to run, and files without their folders."""
-    text = _CODE_LINE.sub(_place_of, _UNSTABLE.sub("", text))
+    text = _UNSTABLE.sub("", text)
+    text = _CODE_LINE.sub(_place_of, text)
     return text[:_MAX_CHARACTERS]
 
 
 def _place_of(line: re.Match[str]) -> str:
-    return Frame(line[1], int(line[2]), line[3] or "<module>").place
+    file, number, name = line[1], line[2], line[3]
+    frame = Frame(file, int(number), name or "<module>")
+    return frame.place
 
 
 def _words(error: BaseException) -> str:
@@ -290,15 +312,19 @@ def _words(error: BaseException) -> str:
 
 def first_line(error: BaseException) -> str:
     """The beginning of what an exception says, where something else is to be read after it."""
-    line, _newline, _others = _words(error).strip().partition("\n")
+    words = _words(error).strip()
+    line, _newline, _others = words.partition("\n")
     if len(line) <= _SHORT:
         return line
-    return f"{line[:_SHORT]} ..."
+    beginning = line[:_SHORT]
+    return f"{beginning} ..."
 
 
 def _named(error: BaseException) -> str:
-    name = f"{type(error).__name__}: {_words(error)}"
-    return stable(name.removesuffix(": "))
+    kind = type(error).__name__
+    words = _words(error)
+    name = f"{kind}: {words}".removesuffix(": ")  # an exception without words
+    return stable(name)
 
 
 def _raised_first(where: str, tracebacks: str) -> list[str]:
@@ -308,9 +334,11 @@ def _raised_first(where: str, tracebacks: str) -> list[str]:
     lines = [headline, f"{where}{place}"]
     while parts:
         led_on = parts.pop()
+        trace = parts.pop()
         is_cause = led_on.startswith("The")
-        words, place = _words_and_place(parts.pop())
-        lines.append(_led_by(f"{words}{place}", is_cause))
+        words, place = _words_and_place(trace)
+        line = _led_by(f"{words}{place}", is_cause)
+        lines.append(line)
     return lines
 
 
@@ -337,8 +365,11 @@ def _words_and_place(trace: str) -> tuple[str, str]:
 
 
 def _frames(error: BaseException) -> list[Frame]:
-    rows = traceback.extract_tb(error.__traceback__, limit=-_MAX_FRAMES)
-    return [Frame(row.filename, row.lineno or 0, row.name) for row in rows]
+    frames = []
+    for row in traceback.extract_tb(error.__traceback__, limit=-_MAX_FRAMES):
+        frame = Frame(row.filename, row.lineno or 0, row.name)
+        frames.append(frame)
+    return frames
 
 
 def _details(error: BaseException) -> list[str]:
@@ -353,7 +384,8 @@ def _all_details(error: BaseException) -> Iterator[str]:
     if isinstance(error, BaseExceptionGroup):
         members = error.exceptions[:_MAX_EXCEPTIONS]
         for member in members:
-            yield _("one of them: {exception}", exception=_named_with_place(member))
+            name = _named_with_place(member)
+            yield _("one of them: {exception}", exception=name)
         for member in members:
             for line in _all_details(member):
                 yield f"  {line}"
@@ -384,7 +416,8 @@ def _what_led_to(error: BaseException) -> list[str]:
         if id(link) in seen:
             break
         seen.add(id(link))
-        lines.append(_led_by(_named_with_place(link), is_cause=is_cause))
+        name = _named_with_place(link)
+        lines.append(_led_by(name, is_cause))
     return lines
 
 
@@ -431,8 +464,11 @@ def how_it_died(status: int) -> str:
         )
     if status >= 0:
         return _("the process left with exit status {status}", status=status)
-    names = {number.value: number.name for number in signal.Signals}
-    name = names.get(-status) or _("signal {number}", number=-status)
+    number = -status
+    try:
+        name = signal.Signals(number).name
+    except ValueError:  # a real-time signal has no name
+        name = _("signal {number}", number=number)
     return _("the process died of {signal}", signal=name)
 
 
@@ -460,7 +496,8 @@ def worker_error(
         ranks=ranks_listed(failed),
         story=root.story(),
     )
-    reason = root.likely(world_size, output[root.rank])
+    output_of_root = output[root.rank]
+    reason = root.likely(world_size, output_of_root)
     rows = _differing_words(alike)
     rows += _about_the_others(failed, others, world_size, stacks_of_others or {})
     parts = [failed_so, likely_reason(reason), "\n".join(rows)]

@@ -35,7 +35,8 @@ def in_chinese() -> bool:
     for name in _SETTINGS:
         chosen = os.environ.get(name, "").strip()
         if chosen:
-            return chosen.lower().startswith("zh")
+            language = chosen.lower()
+            return language.startswith("zh")
     return False
 
 
@@ -62,17 +63,19 @@ def _(message: str, /, **fields: Any) -> str:
     """
     catalogue = _catalogue()
     if catalogue is None or not message:  # gettext has its header under the empty text
-        return message.format(**fields) if fields else message
+        return _filled_in_english(message, fields)
     return _filled(catalogue.gettext(message), fields)
 
 
 def ngettext(for_one: str, for_many: str, count: int, /, **fields: Any) -> str:
     """A message that depends on a number: `for_one` if `count` is 1, else `for_many`."""
     catalogue = _catalogue()
-    if catalogue is None:
-        message = for_one if count == 1 else for_many
-        return message.format(**fields) if fields else message
-    return _filled(catalogue.ngettext(for_one, for_many, count), fields)
+    if catalogue is not None:
+        translation = catalogue.ngettext(for_one, for_many, count)
+        return _filled(translation, fields)
+    if count == 1:
+        return _filled_in_english(for_one, fields)
+    return _filled_in_english(for_many, fields)
 
 
 def N_(message: str) -> str:
@@ -126,6 +129,12 @@ def _read(folder: Path) -> gettext.NullTranslations | None:
         return None
 
 
+def _filled_in_english(template: str, fields: dict[str, Any]) -> str:
+    if not fields:
+        return template
+    return template.format(**fields)
+
+
 def _filled(template: str, fields: dict[str, Any]) -> str:
     """A translation with its fields filled in; a space stands between Chinese and Latin letters.
 
@@ -138,9 +147,12 @@ def _filled(template: str, fields: dict[str, Any]) -> str:
     space = ""  # that the template has before the next field
     for first in range(0, len(rest), 4):
         before, field, after, words = rest[first : first + 4]
-        text = _joined(text, field.format(**fields), before or space)
+        value = field.format(**fields)
+        text = _joined(text, value, before or space)
         text = _joined(text, words, after)
-        space = "" if words else after
+        space = after
+        if words:
+            space = ""
     return text
 
 

@@ -14,7 +14,9 @@ _LISTENS = "0A"  # a state, as Linux writes it
 def port_in_use(headline: str) -> int | None:
     """The port of which torch says that somebody listens on it already."""
     match = _IN_USE.search(headline)
-    return int(match[1]) if match else None
+    if match is None:
+        return None
+    return int(match[1])
 
 
 def who_listens(port: int, pids: Mapping[int, int]) -> int | None:
@@ -23,9 +25,11 @@ def who_listens(port: int, pids: Mapping[int, int]) -> int | None:
     Only Linux tells.
     """
     links = {f"socket:[{inode}]" for inode in _inodes(port)}
-    links.difference_update(_open_files(os.getpid()))  # the notebook's, which each rank inherits
+    inherited = _open_files(os.getpid())  # each rank has the notebook's
+    links.difference_update(inherited)
     for rank, pid in pids.items():
-        if not links.isdisjoint(_open_files(pid)):
+        files = _open_files(pid)
+        if not links.isdisjoint(files):
             return rank
     return None
 
@@ -34,10 +38,12 @@ def _inodes(port: int) -> Iterable[str]:
     """The system's numbers of the sockets that listen there."""
     for table in _TABLES:
         with contextlib.suppress(OSError):
-            rows = Path(table).read_text().splitlines()
-            for row in rows[1:]:
+            _title, *rows = Path(table).read_text().splitlines()
+            for row in rows:
                 fields = row.split()
-                address, state, inode = fields[1], fields[3], fields[9]
+                address = fields[1]
+                state = fields[3]
+                inode = fields[9]
                 _ip, _colon, number = address.rpartition(":")
                 if state == _LISTENS and int(number, 16) == port:
                     yield inode

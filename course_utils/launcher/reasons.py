@@ -193,18 +193,27 @@ def of_failure(headline: str, frames: Sequence[Frame], output: str, died: bool =
         return interface()
     if _LOST_PROCESS.search(headline) and _UNSEEN.search(output):
         return _(_SPAWNED)
-    if _TWICE in headline and any(_CHECKPOINT.search(frame.file) for frame in frames):
+    if _TWICE in headline and _is_in_file(_CHECKPOINT, frames):
         return _(_REENTRANT)
     for pattern, reason in _BY_WORDS.items():
         if re.search(pattern, headline, re.DOTALL):
             return _(reason)
     for pattern, reason in _BY_FILE.items():
-        if any(re.search(pattern, frame.file) for frame in frames):
+        if _is_in_file(pattern, frames):
             return _(reason)
+    return _of_lines(headline, frames)
+
+
+def _is_in_file(pattern: str | re.Pattern[str], frames: Sequence[Frame]) -> bool:
+    return any(re.search(pattern, frame.file) for frame in frames)
+
+
+def _of_lines(headline: str, frames: Sequence[Frame]) -> str:
+    """What the words do not tell alone, but with the lines that led there."""
     if _reads_the_command_line(frames):
         return _(_COMMAND_LINE)
-    is_in_collective = any(_COLLECTIVES.search(frame.file) for frame in frames[-1:])
-    if is_in_collective and _TAKEN_FOR_A_GROUP.search(headline):
+    innermost = frames[-1:]
+    if _is_in_file(_COLLECTIVES, innermost) and _TAKEN_FOR_A_GROUP.search(headline):
         return _(_NO_GROUP)
     if headline.startswith("ZeroDivisionError") and _counts_devices(frames):
         return _(_ON_THE_CPU)
@@ -270,12 +279,14 @@ def _call_whose_none_was_used(frames: Sequence[Frame]) -> tuple[str, str]:
     used = _USED.search(failed)
     if used:
         return used[1], _("call it in a line of its own, and use the tensor")
-    for number in range(line.line, max(0, line.line - _A_LITTLE), -1):
+    first = max(1, line.line - _A_LITTLE + 1)
+    for number in range(line.line, first - 1, -1):
         kept = _KEPT.search(linecache.getline(line.file, number))
         if not kept:
             continue
         name, call = kept.groups()
-        is_used = re.search(rf"(?<![\w.]){re.escape(name)}(?!\w)", failed)
+        escaped = re.escape(name)
+        is_used = re.search(rf"(?<![\w.]){escaped}(?!\w)", failed)
         if is_used and "async_op" not in _statement(line.file, number):
             return call, _("leave out the `=` before it")
     return "", ""

@@ -245,7 +245,11 @@ def _join_threads() -> None:
 
 def _threads_at_work() -> list[threading.Thread]:
     current = threading.current_thread()
-    return [t for t in threading.enumerate() if t is not current and not t.daemon]
+    at_work = []
+    for thread in threading.enumerate():
+        if thread is not current and not thread.daemon:
+            at_work.append(thread)
+    return at_work
 
 
 def flush_files() -> None:
@@ -254,10 +258,16 @@ def flush_files() -> None:
     # The type is asked, not the object: `isinstance` reads `__class__` of it, and that may raise,
     # as it does of a proxy whose object is gone.
     files = [value for value in gc.get_objects() if issubclass(type(value), base)]
-    texts = [file for file in files if isinstance(file, io.TextIOWrapper)]
-    buffers = [file for file in files if isinstance(file, io.BufferedWriter | io.BufferedRandom)]
-    plain = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom, io.BufferedReader, io.FileIO)
-    others = [file for file in files if not isinstance(file, plain)]  # such as a GzipFile
+    texts = []
+    buffers = []
+    others = []  # such as a GzipFile
+    for file in files:
+        if isinstance(file, io.TextIOWrapper):
+            texts.append(file)
+        elif isinstance(file, io.BufferedWriter | io.BufferedRandom):
+            buffers.append(file)
+        elif not isinstance(file, io.BufferedReader | io.FileIO):
+            others.append(file)
     for text in texts:
         with contextlib.suppress(Exception):
             text.flush()
@@ -308,7 +318,8 @@ def _pending_work(main_thread: int) -> PendingWork:
 def _learners_line(frame: FrameType | None) -> Frame | None:
     """The learner's line of a stack; below our own frames lies the cell that launched."""
     while frame and frame.f_code.co_name not in ENTRY_POINTS:
-        row = Frame(frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name)
+        code = frame.f_code
+        row = Frame(code.co_filename, frame.f_lineno or 0, code.co_name)
         if row.is_learners:
             return row
         frame = frame.f_back

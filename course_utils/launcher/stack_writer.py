@@ -106,8 +106,10 @@ def _stack(main_thread: int) -> bytes:
     if frames:
         lines += [HAS_THREADS, ""]
     for frame in frames:
+        if count == _MAX_THREADS:
+            break
         rows = _rows(frame)
-        if count < _MAX_THREADS and any(_DISTRIBUTED in row for row in rows):
+        if any(_DISTRIBUTED in row for row in rows):
             lines += [THREAD, *rows, ""]
             count += 1
     lines += [STACK, *main_rows, *_ended, ""]
@@ -120,7 +122,8 @@ def _rows(frame: FrameType | None) -> list[str]:
     while frame and len(rows) < _MAX_FRAMES:
         code = frame.f_code
         line = frame.f_lineno or code.co_firstlineno
-        rows.append(f'  File "{code.co_filename}", line {line} in {code.co_name}')
+        row = f'  File "{code.co_filename}", line {line} in {code.co_name}'
+        rows.append(row)
         frame = frame.f_back
     return rows
 
@@ -158,7 +161,8 @@ def _line_about(verb: str, error: BaseException | None) -> list[str]:
     headline = errors.from_exception(0, error).headline  # the same words in every run
     in_one_line = " ".join(headline.split())
     words = in_one_line[:_MAX_CHARACTERS]
-    return [f'{verb} {words} "{raised_at.file}", line {raised_at.line} in {raised_at.name}']
+    place = f'"{raised_at.file}", line {raised_at.line} in {raised_at.name}'
+    return [f"{verb} {words} {place}"]
 
 
 def _innermost_of_learner(traceback: TracebackType | None) -> Frame | None:

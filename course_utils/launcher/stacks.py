@@ -45,7 +45,8 @@ _PACKAGES = (
     "course_tools",
 )
 # With a slash at the end: `course_utils_lab/` next to them is a learner's.
-_COURSE = tuple(f"{Path(__file__).parents[2] / package}{os.sep}" for package in _PACKAGES)
+_ROOT = Path(__file__).parents[2]
+_COURSE = tuple(f"{_ROOT / package}{os.sep}" for package in _PACKAGES)
 
 
 @dataclass(frozen=True)
@@ -101,15 +102,20 @@ class Frame:
             text = linecache.getline(self.file, number).rstrip()
             if not text:
                 continue
-            arrow = "-->" if number == self.line else "   "
-            rows.append(f"    {arrow} {number:3d} | {text}")
+            arrow = "   "
+            if number == self.line:
+                arrow = "-->"
+            row = f"    {arrow} {number:3d} | {text}"
+            rows.append(row)
         return "\n".join(rows)
 
 
 def _cell_numbers() -> dict[str, int]:
     """By file name, in which cell of the notebook it was typed; empty outside of IPython."""
     ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if hasattr(ipython, "get_ipython") else None
+    if not hasattr(ipython, "get_ipython"):
+        return {}
+    shell = ipython.get_ipython()
     compiler = getattr(shell, "compile", None)
     return getattr(compiler, "_filename_map", {})
 
@@ -139,8 +145,9 @@ def from_dump(text: str) -> Stack:
     """
     text = _ESCAPED.sub(_unescaped, text)
     text = _COMPILED.split(text)[0]
-    crashed = text.partition("Current thread ")[2]
-    stack = crashed or text.split(_TITLE_END)[-1]
+    _, _, stack = text.partition("Current thread ")
+    if not stack:  # none has crashed
+        _, _, stack = text.rpartition(_TITLE_END)
     rows, _, _ = stack.partition("\n\n")
     frames = Stack()
     for frame in _frames(rows):
@@ -173,7 +180,11 @@ def _unescaped(match: re.Match[str]) -> str:
 
 def _frames(text: str) -> list[Frame]:
     """The frames in the order in which they stand there, innermost first."""
-    return [Frame(file, int(line), name) for file, line, name in _ROW.findall(text)]
+    frames = []
+    for file, line, name in _ROW.findall(text):
+        frame = Frame(file, int(line), name)
+        frames.append(frame)
+    return frames
 
 
 def _raised(verb: str, text: str) -> tuple[str, Frame] | None:

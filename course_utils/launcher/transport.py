@@ -63,7 +63,9 @@ class _Pickler(pickle.Pickler):
             return NotImplemented
         on_cpu = value.detach().cpu()
         elements = on_cpu.resolve_conj().resolve_neg().contiguous()
-        raw = bytes_of(elements).numpy() if value.numel() else b""
+        raw = b""
+        if value.numel():
+            raw = bytes_of(elements).numpy()
         requires_grad = value.requires_grad and value.is_leaf
         buffer = pickle.PickleBuffer(raw)
         return _rebuild, (buffer, value.dtype, value.shape, kind, requires_grad)

@@ -48,7 +48,8 @@ def wrapped(text: str) -> str:
     """The text with its long sentences on several lines; indented lines have code, and stay."""
     rows = []
     for row in text.split("\n"):
-        if len(row) <= _COLUMNS or row.startswith(" ") or _CHINESE.search(row):
+        is_code = row.startswith(" ")
+        if is_code or len(row) <= _COLUMNS or _CHINESE.search(row):
             rows.append(row)
         else:
             rows += textwrap.wrap(row, _COLUMNS, break_long_words=False, break_on_hyphens=False)

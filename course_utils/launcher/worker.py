@@ -26,6 +26,11 @@ from course_utils.launcher.rendezvous import Rendezvous
 from course_utils.launcher.shutdown import PendingWork
 from course_utils.launcher.worker_handle import WorkerHandle
 
+_STREAMS = (  # descriptor, mode and name
+    (0, "r", "stdin"),
+    (1, "w", "stdout"),
+    (2, "w", "stderr"),
+)
 current_worker: "WorkerMain | None" = None  # the worker that this process is; None in the kernel
 
 
@@ -225,7 +230,9 @@ class WorkerMain:
         """Shut down as a program does, but hold the connections to peers until the kernel kills."""
         try:
             if not self.has_reported:  # whatever was raised, no failure ends in silence
-                error = sys.exc_info()[1] or RuntimeError(_("its end cannot be told"))
+                error = sys.exception()
+                if error is None:
+                    error = RuntimeError(_("its end cannot be told"))
                 self._report_failure(error)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             shutdown.shut_down(self._report_pending_work)
@@ -287,7 +294,7 @@ def _replace_streams() -> None:
     """
     kernels_streams = {sys.stdout, sys.stderr}
     options = {"encoding": "utf-8", "errors": "backslashreplace", "closefd": False}
-    for descriptor, mode, name in ((0, "r", "stdin"), (1, "w", "stdout"), (2, "w", "stderr")):
+    for descriptor, mode, name in _STREAMS:
         stream = open(descriptor, mode, buffering=1, **options)  # noqa: SIM115, it stays open
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)

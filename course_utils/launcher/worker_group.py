@@ -448,7 +448,8 @@ def _end_openmp_threads() -> None:
     """
     with contextlib.suppress(OSError, AttributeError):  # a different OpenMP, as on macOS
         openmp = ctypes.CDLL("libgomp.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
-        _name, _bracket, fields = Path("/proc/self/stat").read_text().rpartition(")")
+        status = Path("/proc/self/stat").read_text()
+        _name, _bracket, fields = status.rpartition(")")
         flags = int(fields.split()[6])
         if not flags & _FORKED:
             openmp.omp_pause_resource_all(_PAUSE_HARD)

@@ -91,7 +91,8 @@ class WorkerHandle:
         self.output_writer.close()
         # Impossible on macOS, in a container that forbids it, and if the rank is gone and reaped.
         with contextlib.suppress(AttributeError, OSError):
-            self._process = self._descriptors.enter_context(FileIO(os.pidfd_open(self.pid)))
+            process = FileIO(os.pidfd_open(self.pid))
+            self._process = self._descriptors.enter_context(process)
 
     def close(self) -> None:
         """Close whatever is open."""
@@ -147,7 +148,8 @@ class WorkerHandle:
         try:
             can_look_first = hasattr(os, "waitid")  # not on macOS before Python 3.13
             if can_look_first:
-                if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | flags) is None:
+                looks = os.WEXITED | os.WNOWAIT | flags
+                if os.waitid(os.P_PID, self.pid, looks) is None:
                     return False
                 self._signal(signal.SIGKILL, os.killpg)  # until it's reaped, its group is its own
             pid, status = os.waitpid(self.pid, flags)
@@ -203,7 +205,8 @@ class WorkerHandle:
 
     def read_stack(self) -> str:
         """What `stack_writer` or faulthandler has written about this rank, also at a crash."""
-        return os.pread(self.stack_file.fileno(), _READ_BYTES, 0).decode(errors="replace")
+        written = os.pread(self.stack_file.fileno(), _READ_BYTES, 0)
+        return written.decode(errors="replace")
 
     def _read_messages(self) -> None:
         with contextlib.suppress(BlockingIOError, ConnectionResetError):

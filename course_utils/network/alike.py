@@ -32,7 +32,8 @@ def stays_in_step(events: Sequence[Event], network: Network, world_size: int) ->
             continue
         if event.kind not in _ON_A_RING or len(event.group) != world_size:
             return False
-        if len(set(event.parts)) > 1:
+        sizes = set(event.parts)
+        if len(sizes) > 1:
             return False
     return True
 
@@ -53,10 +54,14 @@ def finish_us(events: Sequence[Event], network: Network, world_size: int) -> flo
             now_us = max(now_us, end_us[event.of])
             continue
         turns, in_parts = _ON_A_RING[event.kind]
-        size = event.bytes / world_size if in_parts else event.bytes
-        takes_us = turns * (world_size - 1) * (latency_us + size * us_per_byte)
+        size = event.bytes
+        if in_parts:
+            size = event.bytes / world_size
+        messages = turns * (world_size - 1)
+        takes_us = messages * (latency_us + size * us_per_byte)
         start_us = max(now_us, last_end_us)  # the collectives of a group follow each other
-        last_end_us = end_us[event.index] = start_us + takes_us
+        last_end_us = start_us + takes_us
+        end_us[event.index] = last_end_us
         if event.blocking:
             now_us = last_end_us
     return max(now_us, last_end_us)

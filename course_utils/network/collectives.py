@@ -89,11 +89,14 @@ def _between_all_pairs(algorithm: str, n: int, parts: Parts) -> list[Round]:
         turn = []
         for source in range(n):
             target = (source + distance) % n
-            turn.append((source, target, parts[source][target]))
+            size = parts[source][target]
+            turn.append((source, target, size))
         turns.append(turn)
     if algorithm != "direct":
         return turns
-    at_once = [transfer for turn in turns for transfer in turn]
+    at_once: Round = []
+    for turn in turns:
+        at_once += turn
     return [at_once]
 
 
@@ -134,20 +137,21 @@ def _reduce_scatter_on_the_ring(n: int, parts: Parts) -> list[Round]:
         sizes = []
         for source in range(n):
             summed_for = (source - turn) % n
-            sizes.append(parts[source][summed_for])
+            size = parts[source][summed_for]
+            sizes.append(size)
         result.append(_to_the_next(sizes))
     return result
 
 
 def _pieces_along_the_ring(first: int, n: int, size: int) -> list[Round]:
     """Pass n pieces from place `first` through all others, one piece behind the other."""
-    result = []
-    for _piece in range(n):
-        for hop in range(n - 1):
-            source = (first + hop) % n
-            target = (source + 1) % n
-            result.append([(source, target, size / n)])
-    return result
+    one_piece_around = []
+    for hop in range(n - 1):
+        source = (first + hop) % n
+        target = (source + 1) % n
+        transfer = (source, target, size / n)
+        one_piece_around.append([transfer])
+    return one_piece_around * n
 
 
 def _to_the_next(sizes: Sequence[float]) -> Round:
@@ -199,10 +203,12 @@ def _along_branches(
 def _up(kind: str, branches: list[Branch], places: list[int], size: int) -> Round:
     transfers = []
     for child, parent, spoken_for in branches:
+        source = places[child]
+        target = places[parent]
         carried = size
         if kind == "gather":
             carried = size * spoken_for
-        transfers.append((places[child], places[parent], carried))
+        transfers.append((source, target, carried))
     return transfers
 
 
@@ -215,8 +221,11 @@ def _down(
 ) -> Round:
     transfers = []
     for child, parent, spoken_for in branches:
+        source = places[parent]
+        target = places[child]
         carried: float = size
         if kind in _IN_PARTS:
-            carried = sum(parts_of_root[child : child + spoken_for])
-        transfers.append((places[parent], places[child], carried))
+            end = child + spoken_for
+            carried = sum(parts_of_root[child:end])
+        transfers.append((source, target, carried))
     return transfers

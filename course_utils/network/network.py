@@ -44,7 +44,9 @@ class Network:
         refuse_unknown(self.algorithm)
         if not isinstance(self.nodes, int) or self.nodes < 1:
             raise ValueError(f"nodes must be a whole number of at least 1, got {self.nodes!r}")
-        if (self.between is None) != (self.nodes == 1):
+        has_several_nodes = self.nodes > 1
+        has_links_between = self.between is not None
+        if has_several_nodes != has_links_between:
             raise ValueError("nodes=2 or more and between=(latency_us, gbit_s) go together")
         _refuse_negative("latency_us", self.latency_us)
         _refuse_not_positive("gbit_s", self.gbit_s)
@@ -67,7 +69,8 @@ class Network:
             target_node = target // ranks_per_node
             if source_node != target_node:
                 latency_us, gbit_s = self.between
-        us_per_byte = 8 / (gbit_s * 1000)
+        bits_per_us = gbit_s * 1000
+        us_per_byte = 8 / bits_per_us
         factor = self.slow_links.get((source, target), 1.0)
         return latency_us * factor, us_per_byte * factor
 

@@ -90,16 +90,18 @@ class Schedule:
         if first.root is not None:
             root = first.group.index(first.root)
         parts = tuple(tuple(call.parts) for call in calls)
+        all_rounds = rounds(first.kind, algorithm, len(calls), root, first.bytes, parts)
         steps: list[list[Step]] = [[] for _call in calls]
-        for transfers in rounds(first.kind, algorithm, len(calls), root, first.bytes, parts):
+        for transfers in all_rounds:
             first_number = len(self.messages)
             for number, (source, _target, _size) in enumerate(transfers, first_number):
                 steps[source].append(("send", number, None))
             for number, (source, target, size) in enumerate(transfers, first_number):
                 sent = calls[source]
                 taken = calls[target]
-                order = (taken.index, len(steps[target]))
-                steps[target].append(("wait", ("arrived", number), None))
+                steps_of_target = steps[target]
+                order = (taken.index, len(steps_of_target))
+                steps_of_target.append(("wait", ("arrived", number), None))
                 self.messages.append(Message(sent, taken, size, order))
         return steps
 
@@ -132,7 +134,9 @@ class Schedule:
     def _steps_of(self, event: Event) -> tuple[list[Step], list[Step]]:
         """What an event makes its rank do, after what it computes first; and its waiting."""
         is_wait = event.kind == "wait"
-        index = event.of if is_wait else event.index
+        index = event.index
+        if is_wait:
+            index = event.of
         end = self._ends.get((event.rank, index))
         if end is None:
             raise ReplayError(_("{event!r}: the recording lacks that event.", event=event))
@@ -172,10 +176,11 @@ def _why_lonely(call: Event) -> str:
 
 
 def _refuse_disagreement(meeting: Meeting) -> None:
-    present = [rank for rank in meeting.members if rank in meeting.calls]
-    first = meeting.calls[present[0]]
+    calls = meeting.calls
+    present = [rank for rank in meeting.members if rank in calls]
+    first = calls[present[0]]
     for rank in meeting.members:
-        call = meeting.calls.get(rank)
+        call = calls.get(rank)
         if call is None:
             raise ReplayError(
                 _(

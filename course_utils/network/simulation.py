@@ -82,7 +82,8 @@ class Simulation:
         self.programs = schedule.programs
         world_size = len(self.programs)
         self.links = _links(network, world_size)
-        self.slow = [network.slow_ranks.get(rank, 1.0) for rank in range(world_size)]
+        slow_ranks = network.slow_ranks
+        self.slow = [slow_ranks.get(rank, 1.0) for rank in range(world_size)]
         self.out_free = [0.0] * world_size
         self.in_free = [0.0] * world_size
         self.finish = [0.0] * world_size
@@ -106,7 +107,9 @@ class Simulation:
         if self.at:
             event = next(iter(self.at.values()))
             raise ReplayError(f"{event!r}: it waits for ever.")
-        return Replay(tuple(self.finish), tuple(self.intervals), self.network)
+        finish_us = tuple(self.finish)
+        intervals = tuple(self.intervals)
+        return Replay(finish_us, intervals, self.network)
 
     def _program(self, rank: int, steps: Sequence[Step]) -> Process:
         """What a rank does itself."""
@@ -131,7 +134,8 @@ class Simulation:
             self.at[rank] = event
             yield until
             if self.now > begun:
-                self.intervals.append(Interval(rank, begun, self.now, code, event))
+                interval = Interval(rank, begun, self.now, code, event)
+                self.intervals.append(interval)
         self.at.pop(rank, None)
         self.finish[rank] = max(self.finish[rank], self.now, left)
 
@@ -145,8 +149,10 @@ class Simulation:
             else:
                 yield subject
         done = max(self.now, left)
-        self.intervals.append(Interval(call.rank, called, done, "collective", call))
-        self.finish[call.rank] = max(self.finish[call.rank], done)
+        rank = call.rank
+        interval = Interval(rank, called, done, "collective", call)
+        self.intervals.append(interval)
+        self.finish[rank] = max(self.finish[rank], done)
         self._note_end(end, done)
 
     def _go_on(self, order: Any, rank: int, process: Process) -> None:
@@ -172,9 +178,11 @@ class Simulation:
         end = start + size * us_per_byte
         self.out_free[source] = end
         self.ended["left", number] = end
-        self.intervals.append(Interval(source, start, end, "send", sent, target, size))
+        interval = Interval(source, start, end, "send", sent, target, size)
+        self.intervals.append(interval)
         arrives_at = start + first_byte_us
-        heapq.heappush(self.moments, (arrives_at, _ARRIVE, order, target, number))
+        arrival = (arrives_at, _ARRIVE, order, target, number)
+        heapq.heappush(self.moments, arrival)
         return end
 
     def _arrive(self, target: int, number: int) -> None:
@@ -185,7 +193,8 @@ class Simulation:
         start = max(self.now, self.in_free[target])
         end = start + size * us_per_byte
         self.in_free[target] = end
-        self.intervals.append(Interval(target, start, end, "receive", taken, source, size))
+        interval = Interval(target, start, end, "receive", taken, source, size)
+        self.intervals.append(interval)
         self._note_end(("arrived", number), end)
 
     def _note_end(self, end: End, moment: float) -> None:
@@ -196,8 +205,9 @@ class Simulation:
 
 def _links(network: Network, world_size: int) -> list[list[tuple[float, float]]]:
     """`links[source][target]`, as `Simulation` has them."""
+    ranks = range(world_size)
     links = []
-    for source in range(world_size):
-        from_source = [network.link(source, target, world_size) for target in range(world_size)]
+    for source in ranks:
+        from_source = [network.link(source, target, world_size) for target in ranks]
         links.append(from_source)
     return links

@@ -31,22 +31,24 @@ class Traffic:
     @property
     def sent_bytes(self) -> tuple[float, ...]:
         """Bytes that each rank sent."""
-        return tuple(sum(row) for row in self.bytes)
+        return tuple(map(sum, self.bytes))
 
     @property
     def sent_messages(self) -> tuple[int, ...]:
         """How many messages each rank sent."""
-        return tuple(sum(row) for row in self.messages)
+        return tuple(map(sum, self.messages))
 
     @property
     def received_bytes(self) -> tuple[float, ...]:
         """Bytes that each rank received."""
-        return tuple(sum(column) for column in zip(*self.bytes, strict=True))
+        columns = zip(*self.bytes, strict=True)
+        return tuple(map(sum, columns))
 
     @property
     def received_messages(self) -> tuple[int, ...]:
         """How many messages each rank received."""
-        return tuple(sum(column) for column in zip(*self.messages, strict=True))
+        columns = zip(*self.messages, strict=True)
+        return tuple(map(sum, columns))
 
 
 @dataclass(frozen=True, repr=False)
@@ -96,8 +98,9 @@ class Trace:
                 "this recording is of a launch that failed, so it cannot be replayed or "
                 "counted: plot_timeline(error.trace) shows how far each rank came."
             )
-        schedules[algorithm] = Schedule(self.events, self.world_size, algorithm)
-        return schedules[algorithm]
+        schedule = Schedule(self.events, self.world_size, algorithm)
+        schedules[algorithm] = schedule
+        return schedule
 
     def traffic(self, algorithm: str = "ring") -> Traffic:
         """Count bytes and messages per rank and per pair of ranks.
@@ -112,11 +115,16 @@ class Trace:
         ranks = range(self.world_size)
         amounts = [[0.0] * self.world_size for _source in ranks]
         counts = [[0] * self.world_size for _source in ranks]
-        for sent, taken, carried, _ in self.schedule(algorithm).messages:
+        schedule = self.schedule(algorithm)
+        for sent, taken, carried, _ in schedule.messages:
             amounts[sent.rank][taken.rank] += carried
             counts[sent.rank][taken.rank] += 1
-        plain_amounts = [tuple(map(_plain, row)) for row in amounts]
-        return Traffic(tuple(plain_amounts), tuple(map(tuple, counts)))
+        plain_amounts = []
+        for row in amounts:
+            plain_row = map(_plain, row)
+            plain_amounts.append(tuple(plain_row))
+        frozen_counts = map(tuple, counts)
+        return Traffic(tuple(plain_amounts), tuple(frozen_counts))
 
     def replay(self, network: Network, compute: Compute | None = None) -> Replay:
         """Run the recording again on a modelled network, on a virtual clock.
@@ -139,7 +147,8 @@ class Trace:
         gc.disable()  # many objects and no garbage: looking for it would take half of the time
         try:
             schedule = self.schedule(network.algorithm)
-            return Simulation(schedule, network, think).run()
+            simulation = Simulation(schedule, network, think)
+            return simulation.run()
         finally:
             if collects_garbage:
                 gc.enable()
@@ -148,7 +157,9 @@ class Trace:
         if callable(compute):
 
             def before_an_event(rank: int, event: Event | None) -> float:
-                return 0.0 if event is None else _checked(compute(event))
+                if event is None:
+                    return 0.0
+                return _checked(compute(event))
 
             return before_an_event
 
@@ -162,7 +173,9 @@ class Trace:
             )
 
         def before_the_first_event(rank: int, event: Event | None) -> float:
-            return late_us[rank] if event is None else 0.0
+            if event is None:
+                return late_us[rank]
+            return 0.0
 
         return before_the_first_event
 
@@ -170,7 +183,8 @@ class Trace:
         """Write JSON that `Trace.load` reads."""
         events = [vars(event) for event in self.events]
         data = {"events": events, "ended": self.ended, "failed": self.failed}
-        Path(path).write_text(json.dumps(data), encoding="utf-8")
+        text = json.dumps(data)
+        Path(path).write_text(text, encoding="utf-8")
 
     @classmethod
     def load(cls, path: str | Path) -> "Trace":
@@ -200,7 +214,10 @@ def _frozen(row: dict[str, Any]) -> dict[str, Any]:
 
 def _plain(amount: float) -> float:
     """Whole bytes as a whole number."""
-    return int(amount) if amount == int(amount) else amount
+    whole_bytes = int(amount)
+    if amount == whole_bytes:
+        return whole_bytes
+    return amount
 
 
 def _checked(us: float) -> float:

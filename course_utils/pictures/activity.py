@@ -60,9 +60,9 @@ def spans(bars: Iterable[Interval], pixel_us: float) -> dict[str, list]:
         span = latest.get((rank, kind))
         if span is not None:
             _rank, span_start_us, span_end_us = span
-            is_next_to_it = start_us - span_end_us < pixel_us
-            is_short = span_end_us - span_start_us < pixel_us
-            if is_next_to_it and is_short:
+            gap_us = start_us - span_end_us
+            span_us = span_end_us - span_start_us
+            if gap_us < pixel_us and span_us < pixel_us:
                 span[2] = max(span_end_us, end_us)
                 continue
         span = [rank, start_us, end_us]
@@ -93,9 +93,12 @@ def virtual_text(picture: Activity) -> str:
             waited_us[bar.rank] += bar.end_us - bar.start_us
     sentences = []
     for end_us, wait_us in zip(picture.ends, waited_us, strict=True):
-        sentences.append(f"done at {us(end_us)}, waiting for {us(wait_us)} of it")
+        done = us(end_us)
+        waited = us(wait_us)
+        sentences.append(f"done at {done}, waiting for {waited} of it")
     clock = picture.clock[1:]  # without its first letter, which is a capital here
-    return f"V{clock}: {first_of(together(sentences))}"
+    text = first_of(together(sentences))
+    return f"V{clock}: {text}"
 
 
 def real_text(trace: Trace) -> str:
@@ -104,8 +107,10 @@ def real_text(trace: Trace) -> str:
     for rank in range(trace.world_size):
         counts = Counter(event.kind for event in trace.of_rank(rank))
         words = [f"{count} {kind}" for kind, count in counts.items()]
-        calls_of_rank.append(", ".join(words) or "no calls")
-    text = f"Real time, calls of {first_of(together(calls_of_rank, ': '))}"
+        calls = ", ".join(words) or "no calls"
+        calls_of_rank.append(calls)
+    parts = together(calls_of_rank, ": ")
+    text = f"Real time, calls of {first_of(parts)}"
     queued = _queued(trace)
     if not queued:
         return text
@@ -185,24 +190,27 @@ def _bars_in_real_time(
     free_s = [begin_s] * trace.world_size  # from when on a rank runs code of its own
 
     def add(rank: int, start_s: float, end_s: float, kind: str) -> None:
-        bars.append(Interval(rank, to_us(start_s), to_us(end_s), kind, None))
+        start_us = to_us(start_s)
+        end_us = to_us(end_s)
+        bars.append(Interval(rank, start_us, end_us, kind, None))
 
     def add_own_code(rank: int, end_s: float) -> None:
         if to_us(end_s) > to_us(free_s[rank]):
             add(rank, free_s[rank], end_s, "compute")
 
     for event in trace:
-        if event.finished and event.kind != "wait":
+        rank = event.rank
+        is_wait = event.kind == "wait"
+        if event.finished and not is_wait:
             kind = _PORTS.get(event.kind, "collective")
             if event.done_s is None:
-                add(event.rank, event.start_s, event.end_s, kind)
+                add(rank, event.start_s, event.end_s, kind)
             else:  # when the GPU worked on it
-                add(event.rank, event.began_s, event.done_s, kind)
-        holds_its_rank = event.blocking or event.kind == "wait"
-        if holds_its_rank:
-            add_own_code(event.rank, event.start_s)
-            add(event.rank, event.start_s, event.end_s, "wait")
-            free_s[event.rank] = max(free_s[event.rank], event.end_s)
+                add(rank, event.began_s, event.done_s, kind)
+        if event.blocking or is_wait:  # it holds its rank
+            add_own_code(rank, event.start_s)
+            add(rank, event.start_s, event.end_s, "wait")
+            free_s[rank] = max(free_s[rank], event.end_s)
     for rank, end_s in enumerate(ended_s):
         add_own_code(rank, end_s)
     return bars
@@ -217,8 +225,9 @@ def _arrows_in_real_time(trace: Trace, to_us: Callable[[float], float]) -> list[
         source, target = meeting.members
         sent = meeting.calls.get(source)
         taken = meeting.calls.get(target)
-        has_two_ends = sent is not None and taken is not None
-        if has_two_ends and sent.finished and taken.finished:
+        if sent is None or taken is None:
+            continue
+        if sent.finished and taken.finished:
             start_us = to_us(sent.start_s)
             end_us = to_us(taken.end_s)
             arrow = Interval(source, start_us, end_us, "send", None, target)

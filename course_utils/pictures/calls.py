@@ -62,8 +62,10 @@ def plot_calls(source: WorkerTimeout | Trace | Explanation) -> None:
             collectives.append(meeting)
     if not collectives:
         raise ValueError("no rank is known to have called a collective: look at its messages")
-    shown = _of_one_group(collectives, open_calls)[-_LAST:]
-    show(draw(shown, open_calls), words(shown))
+    of_one_group = _of_one_group(collectives, open_calls)
+    shown = of_one_group[-_LAST:]
+    figure = draw(shown, open_calls)
+    show(figure, words(shown))
 
 
 def _recorded(source: WorkerTimeout | Trace | Explanation) -> _Recorded:
@@ -95,12 +97,13 @@ def words(shown: list[Meeting]) -> str:
     """What is missing and what differs, of several collectives in the first one."""
     first = shown[0]
     last = shown[-1]
-    numbers = f"s #{first.number} to #{last.number}"
+    collectives = f"Collectives #{first.number} to #{last.number}"
     if len(shown) == 1:
-        numbers = f" #{first.number}"
+        collectives = f"Collective #{first.number}"
+    ranks = ranks_named(first.members)
     sentences = [*_what_differs(shown), *_what_is_missing(shown)]
     content = ". ".join(sentences) or "all the same"
-    return f"Collective{numbers} of {ranks_named(first.members)}: {content}."
+    return f"{collectives} of {ranks}: {content}."
 
 
 def _what_differs(shown: list[Meeting]) -> list[str]:
@@ -109,11 +112,15 @@ def _what_differs(shown: list[Meeting]) -> list[str]:
         differs_in = difference(meeting)
         if differs_in is None:
             continue
-        labels = {rank: _label(call) for rank, call in sorted(meeting.calls.items())}
+        labels = {}
+        for rank, call in sorted(meeting.calls.items()):
+            labels[rank] = _label(call)
         parts = []
         for label, ranks in ranks_by_text(labels).items():
-            parts.append(f"{label} on {ranks_named(ranks)}")
-        return [f"#{meeting.number} differs in {differs_in.name}: {'; '.join(parts)}"]
+            named = ranks_named(ranks)
+            parts.append(f"{label} on {named}")
+        labels_by_rank = "; ".join(parts)
+        return [f"#{meeting.number} differs in {differs_in.name}: {labels_by_rank}"]
     return []
 
 
@@ -121,42 +128,52 @@ def _what_is_missing(shown: list[Meeting]) -> list[str]:
     """A sentence on the first collective that a rank never called, if there is one."""
     for meeting in shown:
         if meeting.missing:
-            return [f"#{meeting.number} is missing on {ranks_named(meeting.missing)}"]
+            ranks = ranks_named(meeting.missing)
+            return [f"#{meeting.number} is missing on {ranks}"]
     return []
 
 
 def difference(meeting: Meeting) -> Difference | None:
     """What its calls differ in, if they do."""
-    calls = meeting.calls.values()
-    kind = differs(list(calls))
+    calls = list(meeting.calls.values())
+    kind = differs(calls)
     lines = {_line(call) for call in calls}
-    if not kind and len(lines) == 1:
-        return None
+    if kind is None:
+        if len(lines) == 1:
+            return None
+        kind = "line"
+    name = _IN.get(kind, kind)
     labels = {rank: _label(call) for rank, call in meeting.calls.items()}
     counts = Counter(labels.values())
     most = max(counts.values())
     commonest = [label for label, count in counts.items() if count == most]
-    ranks = set(labels)
-    if len(commonest) == 1:
-        ranks = {rank for rank, label in labels.items() if label != commonest[0]}
-    return Difference(_IN.get(kind, kind or "line"), ranks)
+    if len(commonest) > 1:
+        return Difference(name, set(labels))
+    in_the_minority = set()
+    for rank, label in labels.items():
+        if label != commonest[0]:
+            in_the_minority.add(rank)
+    return Difference(name, in_the_minority)
 
 
 def _line(call: Event) -> str:
-    return re.search(r"line \d+|$", call.place)[0]
+    match = re.search(r"line \d+|$", call.place)
+    return match[0]
 
 
 def _shape(call: Event) -> str:
-    has_content = call.dtype and call.kind != "barrier"
-    return str(call.shape) if has_content else ""
+    if not call.dtype or call.kind == "barrier":
+        return ""
+    return str(call.shape)
 
 
 def _label(call: Event) -> str:
     """What tells it from a different one, such as `all_reduce of float32 (4,), root 0, line 7`."""
-    parts = [call.kind]
+    kind = call.kind
     shape = _shape(call)
     if shape:
-        parts = [f"{call.kind} of {call.dtype} {shape}"]
+        kind = f"{kind} of {call.dtype} {shape}"
+    parts = [kind]
     if call.root is not None and call.kind != "barrier":
         parts.append(f"root {call.root}")
     line = _line(call)
@@ -167,25 +184,36 @@ def _label(call: Event) -> str:
 
 def draw(shown: list[Meeting], open_calls: list[Event]) -> Figure:
     """Draw a row per rank and a column per collective, and in which calls ranks are held."""
-    ranks = sorted(shown[0].members)
+    first = shown[0]
+    ranks = sorted(first.members)
     width = len(shown) * _WIDE
     row_inches = 1.2 * HIGH
-    size = (row_inches * width + 0.7, row_inches * len(ranks) + 0.4)
-    figure, axes = plt.subplots(figsize=size, layout="constrained")
+    inches_across = row_inches * width + 0.7
+    inches_down = row_inches * len(ranks) + 0.4
+    figure, axes = plt.subplots(figsize=(inches_across, inches_down), layout="constrained")
     rank_rows(axes, ranks, width)
     for column, meeting in enumerate(shown):
         x = column * _WIDE
-        middle = x + _WIDE / 2
-        axes.text(middle, -0.1, f"#{meeting.number}", ha="center", color=INK)
-        differs_in = difference(meeting)
-        for y, rank in enumerate(ranks):
-            if rank in meeting.missing:
-                cell(axes, x, y, "missing", (), _WIDE, **_MISSING)
-                continue
-            call = meeting.calls[rank]
-            is_blamed = differs_in is not None and rank in differs_in.ranks
-            _draw_call(axes, (x, y), call, call in open_calls, is_blamed)
+        _draw_column(axes, x, meeting, ranks, open_calls)
     return figure
+
+
+def _draw_column(
+    axes: Axes, x: float, meeting: Meeting, ranks: list[int], open_calls: list[Event]
+) -> None:
+    middle = x + _WIDE / 2
+    axes.text(middle, -0.1, f"#{meeting.number}", ha="center", color=INK)
+    blamed = set()
+    differs_in = difference(meeting)
+    if differs_in is not None:
+        blamed = differs_in.ranks
+    for y, rank in enumerate(ranks):
+        if rank in meeting.missing:
+            cell(axes, x, y, "missing", (), _WIDE, **_MISSING)
+            continue
+        call = meeting.calls[rank]
+        is_open = call in open_calls
+        _draw_call(axes, (x, y), call, is_open, is_blamed=rank in blamed)
 
 
 def _draw_call(
@@ -195,12 +223,18 @@ def _draw_call(
     lines = [call.kind]
     place = _line(call)
     if call.shape:  # "()" of a single number would be a riddle
-        place = f"{_shape(call)} {place}".strip()
+        shape = _shape(call)
+        place = f"{shape} {place}".strip()
     if place:
         lines.append(place)
     if is_open:
         lines.append("waits here")
-    edge = _DIFFERS if is_blamed else {}
-    cell(axes, x, y, "\n".join(lines), (call.rank,), _WIDE, **edge)
-    if is_blamed:
-        axes.text(x + _WIDE - 0.25, y + 0.33, "≠", ha="center", weight="bold", color=INK)
+    text = "\n".join(lines)
+    ranks = (call.rank,)
+    if not is_blamed:
+        cell(axes, x, y, text, ranks, _WIDE)
+        return
+    cell(axes, x, y, text, ranks, _WIDE, **_DIFFERS)
+    mark_x = x + _WIDE - 0.25
+    mark_y = y + 0.33
+    axes.text(mark_x, mark_y, "≠", ha="center", weight="bold", color=INK)

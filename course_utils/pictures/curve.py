@@ -24,8 +24,10 @@ class _Scale(NamedTuple):
     down: float  # pixels of a loss of 1
 
     def place(self, step: float, loss: float) -> str:
-        x = _LEFT + self.across * (step - self.first_step)
-        y = _FLOOR - self.down * max(loss, 0.0)
+        steps = step - self.first_step
+        height = max(loss, 0.0)
+        x = _LEFT + self.across * steps
+        y = _FLOOR - self.down * height
         return f"{x:.1f},{y:.1f}"
 
 
@@ -70,17 +72,23 @@ def curves(points_by_rank: Sequence[Points]) -> str:
     lines = []
     for rank, points in enumerate(points_by_rank):
         lines.append(_line(rank, points, scale))
+    drawn = "".join(lines)
     axes = f"M{_LEFT},{_TOP}V{_FLOOR}H{_END}"
+    middle = (_TOP + _FLOOR) // 2
+    words = [
+        _text(_LEFT - 6, _TOP + 8, f"{largest:.3g}", "end"),
+        _text(_LEFT - 6, _FLOOR, "0", "end"),
+        _text(_LEFT - 6, middle, "loss", "end"),
+        _text(_LEFT, _HEIGHT - 6, f"step {first:g}"),
+        _text(_END, _HEIGHT - 6, f"{last:g}", "end"),
+    ]
+    labels = "".join(words)
     return (
         f'<svg width="{_WIDTH}" height="{_HEIGHT}" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" '
         f'aria-label="loss of every rank" '
         f'style="display:block;max-width:100%" font-size="11" fill="currentColor">'
         f'<path d="{axes}" fill="none" stroke="currentColor" opacity=".5"/>'
-        f"{_text(_LEFT - 6, _TOP + 8, f'{largest:.3g}', 'end')}"
-        f"{_text(_LEFT - 6, _FLOOR, '0', 'end')}"
-        f"{_text(_LEFT - 6, (_TOP + _FLOOR) // 2, 'loss', 'end')}"
-        f"{_text(_LEFT, _HEIGHT - 6, f'step {first:g}')}"
-        f"{_text(_END, _HEIGHT - 6, f'{last:g}', 'end')}{''.join(lines)}</svg>"
+        f"{labels}{drawn}</svg>"
     )
 
 
@@ -88,12 +96,19 @@ def _line(rank: int, points: Points, scale: _Scale) -> str:
     places = []
     for step, loss in points:
         places.append(scale.place(step, loss))
-    colour = OKABE_ITO[rank % len(OKABE_ITO)].replace("#000000", "currentColor")
+    corners = " ".join(places)
+    colour = on_any_theme(rank)
     dash = _DASHES[rank % len(_DASHES)]
     return (
-        f'<polyline points="{" ".join(places)}" fill="none" stroke="{colour}" '
+        f'<polyline points="{corners}" fill="none" stroke="{colour}" '
         f'stroke-width="1.8" stroke-dasharray="{dash}"/>'
     )
+
+
+def on_any_theme(rank: int) -> str:
+    """A rank's colour, as CSS has it: black would not be seen on black."""
+    colour = OKABE_ITO[rank % len(OKABE_ITO)]
+    return colour.replace("#000000", "currentColor")
 
 
 def _text(x: float, y: float, words: str, anchor: str = "start") -> str:

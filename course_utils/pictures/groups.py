@@ -6,6 +6,7 @@ from matplotlib.figure import Figure
 
 from course_utils.flight.dumps import Call, Group
 from course_utils.flight.explanation import Explanation
+from course_utils.flight.wait_graph import Edge
 from course_utils.launcher.language import _, english
 from course_utils.launcher.words import ranks_named
 from course_utils.pictures.shapes import INK
@@ -35,7 +36,8 @@ def plot_groups(explanation: Explanation) -> None:
     if not groups:
         raise ValueError(_("no rank has a call pending, so there is nothing to draw"))
     with english():  # as are all other words of pictures
-        show(draw(explanation, groups), words(explanation, groups))
+        figure = draw(explanation, groups)
+        show(figure, words(explanation, groups))
 
 
 def _groups_waited_in(explanation: Explanation) -> list[Group]:
@@ -51,40 +53,53 @@ def _groups_waited_in(explanation: Explanation) -> list[Group]:
 
 def words(explanation: Explanation, groups: list[Group]) -> str:
     """What is to be seen."""
+    count = len(groups)
     if not explanation.guilty:
-        return f"{len(groups)} groups in which ranks wait; nobody is known to be guilty."
-    sentence = f"{ranks_named(explanation.guilty)} guilty, in {len(groups)} groups."
+        return f"{count} groups in which ranks wait; nobody is known to be guilty."
+    guilty = ranks_named(explanation.guilty)
+    sentence = f"{guilty} guilty, in {count} groups."
     chain = explanation.chain
     if not chain:
         return sentence
-    steps = [f"rank {edge.waiter}" for edge in chain]
-    steps.append(f"rank {chain[-1].waits_for}")
-    return f"{sentence} The chain: {' waits for '.join(steps)}."
+    names = [f"rank {edge.waiter}" for edge in chain]
+    last_edge = chain[-1]
+    names.append(f"rank {last_edge.waits_for}")
+    steps = " waits for ".join(names)
+    return f"{sentence} The chain: {steps}."
 
 
 def draw(explanation: Explanation, groups: list[Group]) -> Figure:
     """A row for each group, a column for each rank; arrows are the steps of the chain."""
     ranks = _ranks_shown(explanation, groups)
-    size = (2.5 + 0.45 * len(ranks), 0.8 + 0.42 * len(groups))
-    figure, axes = plt.subplots(figsize=size)
+    width = 2.5 + 0.45 * len(ranks)
+    height = 0.8 + 0.42 * len(groups)
+    figure, axes = plt.subplots(figsize=(width, height))
     for row, group in enumerate(groups):
         for column, rank in enumerate(ranks):
             if rank in group.members:
                 _draw_cell(axes, explanation, group, rank, (column, row))
     for edge in explanation.chain:
-        group = edge.call.group
-        if group in groups and edge.waiter in ranks and edge.waits_for in ranks:
-            start = ranks.index(edge.waiter)
-            end = ranks.index(edge.waits_for)
-            row = groups.index(group)
-            axes.annotate("", xy=(end, row), xytext=(start, row), arrowprops=_STEP)
+        _draw_step(axes, edge, groups, ranks)
+    names = [_name(group) for group in groups]
     axes.set_xticks(range(len(ranks)), ranks)
-    axes.set_yticks(range(len(groups)), [_name(group) for group in groups])
+    axes.set_yticks(range(len(groups)), names)
     axes.set_xlim(-0.6, len(ranks) - 0.4)
     axes.set_ylim(len(groups) - 0.4, -0.8)
     axes.set_xlabel("rank (✗: guilty, #: the call it waits in, arrows: the chain)")
     axes.spines[:].set_visible(False)
     return figure
+
+
+def _draw_step(axes: Axes, edge: Edge, groups: list[Group], ranks: list[int]) -> None:
+    """An arrow from who waits to whom, if its group and both ranks are in the picture."""
+    group = edge.call.group
+    if group not in groups:
+        return
+    if edge.waiter in ranks and edge.waits_for in ranks:
+        row = groups.index(group)
+        start = (ranks.index(edge.waiter), row)
+        end = (ranks.index(edge.waits_for), row)
+        axes.annotate("", xy=end, xytext=start, arrowprops=_STEP)
 
 
 def _ranks_shown(explanation: Explanation, groups: list[Group]) -> list[int]:
@@ -110,9 +125,13 @@ def _draw_cell(
     elif call is None:
         colour = _MEMBER
         text = ""
+    elif call.is_message:
+        colour = _WAITS
+        text = "msg"
     else:
         colour = _WAITS
-        text = "msg" if call.is_message else f"#{call.number % 1000}"
+        last_digits = call.number % 1000
+        text = f"#{last_digits}"
     corner = (column - 0.45, row - 0.42)
     box = plt.Rectangle(corner, 0.9, 0.84, facecolor=colour, edgecolor="white")
     axes.add_patch(box)
@@ -129,7 +148,9 @@ def _waits_in(explanation: Explanation, group: Group, rank: int) -> Call | None:
 def _name(group: Group) -> str:
     desc = group.desc
     if len(desc) > _NAME:
-        desc = f"{desc[:_NAME]}…"
+        beginning = desc[:_NAME]
+        desc = f"{beginning}…"
     if len(group.ranks) > 4:
         return desc
-    return f"{desc}\n{ranks_named(group.ranks)}"
+    ranks = ranks_named(group.ranks)
+    return f"{desc}\n{ranks}"

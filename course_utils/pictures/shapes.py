@@ -73,9 +73,10 @@ def as_svg(drawing: Drawing) -> str:
     """An `<svg>` without ids (patterns, markers), which two pictures of one page would share."""
     width, height, shapes, label = drawing
     elements = "".join(map(_element, shapes))
+    spoken = html.escape(label)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" '
-        f'aria-label="{html.escape(label)}" font-family="system-ui,sans-serif" '
+        f'aria-label="{spoken}" font-family="system-ui,sans-serif" '
         f'font-size="{_FONT}" style="width:100%;max-width:{width}px;display:block">'
         f'<rect width="{width}" height="{height}" fill="#fff"/>{elements}</svg>'
     )
@@ -100,8 +101,10 @@ def _element(shape: Shape) -> str:
 def as_figure(drawing: Drawing) -> Figure:
     """The same for matplotlib, which writes it as PNG."""
     width, height, shapes, _ = drawing
-    figure = plt.figure(figsize=(width / 100, height / 100))
-    axes = figure.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(height, 0))
+    inches = (width / 100, height / 100)
+    figure = plt.figure(figsize=inches)
+    whole_figure = (0, 0, 1, 1)
+    axes = figure.add_axes(whole_figure, xlim=(0, width), ylim=(height, 0))
     axes.axis("off")
     for order, shape in enumerate(shapes):
         if isinstance(shape, Words):

@@ -23,6 +23,9 @@ _SIDE_BY_SIDE = 9.5  # squares, at most, that are still readable in a window of 
 _GAP = 0.3  # between two tensors of a rank; a square has a place of 1
 _ROUNDED = "round,pad=0.04,rounding_size=0.1"
 _GARBAGE = {"edgecolor": "#999999", "hatch": "xx", "linestyle": "--"}
+_TEXT = {"ha": "center", "va": "center", "size": 9, "color": INK, "zorder": 3}
+_ON_WHITE = {"facecolor": "white", "edgecolor": "none", "pad": 1}
+_MARGIN = 0.11  # between the edge of a cell and its box
 
 
 class _Square(NamedTuple):
@@ -48,22 +51,32 @@ def plot_ranks(before: Sequence, after: Sequence, undefined: Collection[int] = (
         ValueError: The two lists differ in length, are empty, or lack a rank of `undefined`.
         TypeError: Something in them is neither numbers nor None.
     """
+    _refuse_misfit(before, after, undefined)
+    old = [parts(value) for value in before]
+    new = [parts(value) for value in after]
+    old_text = _in_words(old)
+    new_text = _in_words(new, undefined)
+    figure = draw(old, new, undefined)
+    show(figure, f"Before: {old_text}. After: {new_text}.")
+
+
+def _refuse_misfit(before: Sequence, after: Sequence, undefined: Collection[int]) -> None:
     world_size = len(before)
     if not world_size or world_size != len(after):
         counts = f"{world_size} and {len(after)}"
         raise ValueError(f"before and after need one entry per rank: got {counts}")
+    last_rank = world_size - 1
     for rank in undefined:
         if rank not in range(world_size):
-            raise ValueError(f"undefined={rank!r}: there are ranks 0 to {world_size - 1}")
-    old = [parts(value) for value in before]
-    new = [parts(value) for value in after]
-    old_words = [_numbers(rank_parts) for rank_parts in old]
-    new_words = [_numbers(rank_parts) for rank_parts in new]
+            raise ValueError(f"undefined={rank!r}: there are ranks 0 to {last_rank}")
+
+
+def _in_words(side: list[Parts], undefined: Collection[int] = ()) -> str:
+    """What all ranks hold, in words."""
+    words = [_numbers(rank_parts) for rank_parts in side]
     for rank in undefined:
-        new_words[rank] = "undefined"
-    old_text = ", ".join(together(old_words))
-    new_text = ", ".join(together(new_words))
-    show(draw(old, new, undefined), f"Before: {old_text}. After: {new_text}.")
+        words[rank] = "undefined"
+    return ", ".join(together(words))
 
 
 def parts(value: Any) -> Parts:
@@ -78,11 +91,18 @@ def parts(value: Any) -> Parts:
         raise TypeError(f"a rank holds tensors, numbers or None, not {value!r:.80}")
     if all(isinstance(number, (int, float)) for number in value):
         return [list(value)]
-    return [_flat(parts(tensor)) for tensor in value]
+    tensors = []
+    for tensor in value:
+        nested = parts(tensor)
+        tensors.append(_flat(nested))
+    return tensors
 
 
 def _flat(rank_parts: Parts) -> list[float]:
-    return [number for part in rank_parts for number in part]
+    numbers: list[float] = []
+    for part in rank_parts:
+        numbers += part
+    return numbers
 
 
 def _numbers(rank_parts: Parts) -> str:
@@ -91,11 +111,14 @@ def _numbers(rank_parts: Parts) -> str:
         least = min(values)
         largest = max(values)
         return f"{len(values)} values from {least:.4g} to {largest:.4g}"
+    if not rank_parts:
+        return "nothing"
     texts = []
     for part in rank_parts:
-        numbers = ", ".join(f"{value:.4g}" for value in part)
-        texts.append(f"[{numbers}]")
-    return " ".join(texts) or "nothing"
+        numbers = [f"{value:.4g}" for value in part]
+        listed = ", ".join(numbers)
+        texts.append(f"[{listed}]")
+    return " ".join(texts)
 
 
 def origins(old: list[Parts]) -> Origins:
@@ -117,10 +140,12 @@ def origins(old: list[Parts]) -> Origins:
 
 def _ranks_that_may_be_summed(world_size: int) -> list[tuple[int, ...]]:
     """Every two ranks or more; of many ranks only all of them."""
-    fewest = 2 if world_size <= _FEW else world_size
+    ranks = range(world_size)
+    if world_size > _FEW:
+        return [tuple(ranks)]
     result: list[tuple[int, ...]] = []
-    for count in range(fewest, world_size + 1):
-        result += combinations(range(world_size), count)
+    for count in range(2, world_size + 1):
+        result += combinations(ranks, count)
     return result
 
 
@@ -133,7 +158,9 @@ def origin(givers: Origins, value: float, rank: int) -> tuple[int, ...]:
         return ()
     fewest = min(map(len, candidates))
     shortest = [ranks for ranks in candidates if len(ranks) == fewest]
-    return shortest[0] if len(shortest) == 1 else ()
+    if len(shortest) > 1:
+        return ()
+    return shortest[0]
 
 
 def draw(old: list[Parts], new: list[Parts], undefined: Collection[int] = ()) -> Figure:
@@ -144,22 +171,33 @@ def draw(old: list[Parts], new: list[Parts], undefined: Collection[int] = ()) ->
     new_width = _width(new_rows)
     height = HIGH * len(old) + 0.5
     if old_width + new_width <= _SIDE_BY_SIDE:
-        widths = [old_width, new_width]
-        size = (HIGH * sum(widths) + 1.6, height)
-        figure, (before, after) = plt.subplots(
-            1, 2, figsize=size, width_ratios=widths, layout="constrained"
-        )
-        figure.get_layout_engine().set(wspace=0.08)
-    else:  # one below the other, on one scale
+        figure, (before, after) = _side_by_side(old_width, new_width, height)
+    else:
         old_width = new_width = max(old_width, new_width)
-        size = (HIGH * new_width + 0.8, 2 * height)
-        figure, (before, after) = plt.subplots(2, 1, figsize=size, layout="constrained")
+        figure, (before, after) = _one_below_the_other(new_width, height)
     givers = origins(old)
     _prepare(before, "before", len(old), old_width)
     _squares(before, old_rows, givers, undefined=())
     _prepare(after, "after", len(old), new_width)
     _squares(after, new_rows, givers, undefined)
     return figure
+
+
+def _side_by_side(old_width: float, new_width: float, height: float) -> tuple[Figure, Sequence]:
+    widths = [old_width, new_width]
+    inches = HIGH * sum(widths) + 1.6
+    figure, both = plt.subplots(
+        ncols=2, figsize=(inches, height), width_ratios=widths, layout="constrained"
+    )
+    engine = figure.get_layout_engine()
+    engine.set(wspace=0.08)
+    return figure, both
+
+
+def _one_below_the_other(width: float, height: float) -> tuple[Figure, Sequence]:
+    """Both on one scale."""
+    inches = HIGH * width + 0.8
+    return plt.subplots(nrows=2, figsize=(inches, 2 * height), layout="constrained")
 
 
 def _row(rank_parts: Parts) -> list[_Square]:
@@ -192,11 +230,12 @@ def _squares(
     axes: Axes, rows: list[list[_Square]], givers: Origins, undefined: Collection[int]
 ) -> None:
     for rank, row in enumerate(rows):
+        middle = rank + 0.53
         if not row:
-            axes.text(0.1, rank + 0.53, "nothing", va="center", fontsize=9, color="#777777")
+            axes.text(0.1, middle, "nothing", va="center", fontsize=9, color="#777777")
         for x, value in row:
             if value is None:
-                axes.text(x + 0.2, rank + 0.53, "…", va="center")
+                axes.text(x + 0.2, middle, "…", va="center")
             elif rank in undefined:
                 cell(axes, x, rank, "?", (), **_GARBAGE)
             else:
@@ -206,9 +245,14 @@ def _squares(
 
 def rank_rows(axes: Axes, ranks: Sequence[int], width: float) -> None:
     """Make room for a row per rank, named at its left, without a frame; a row is 1 high."""
-    axes.set(xlim=(-0.05, width), ylim=(len(ranks), 0), xticks=[])
-    middles = [row + 0.5 for row in range(len(ranks))]
-    names = [f"rank {rank}" for rank in ranks]
+    across = (-0.05, width)
+    downwards = (len(ranks), 0)
+    axes.set(xlim=across, ylim=downwards, xticks=[])
+    middles = []
+    names = []
+    for row, rank in enumerate(ranks):
+        middles.append(row + 0.5)
+        names.append(f"rank {rank}")
     axes.set_yticks(middles, names)
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
@@ -218,25 +262,33 @@ def cell(
     axes: Axes, x: float, y: float, text: str, ranks: Sequence[int], width: float = 1, **box: object
 ) -> None:
     """Draw a cell with a stripe and a mark for each rank, or white; `box` has the last word."""
-    edge = INK
-    if len(ranks) == 1:
-        edge = rank_style(ranks[0])["color"]
-    face = "none" if ranks else "white"
-    box = {"facecolor": face, "edgecolor": edge, "linewidth": 1.2} | box
-    inner_width = width - 0.22
-    corner = (x + 0.11, y + 0.11)
-    around = FancyBboxPatch(corner, inner_width, 0.78, boxstyle=_ROUNDED, zorder=1.5, **box)
+    look = _plain_box(ranks)
+    look.update(box)
+    inner_width = width - 2 * _MARGIN
+    left = x + _MARGIN
+    corner = (left, y + _MARGIN)
+    around = FancyBboxPatch(corner, inner_width, 0.78, boxstyle=_ROUNDED, zorder=1.5, **look)
     axes.add_patch(around)
     for number, rank in enumerate(ranks):
         stripe_width = (inner_width + 0.08) / len(ranks)
-        left = x + 0.07 + number * stripe_width
-        _stripe(axes, around, (left, y), stripe_width, rank)
+        stripe_left = x + 0.07 + number * stripe_width
+        _stripe(axes, around, (stripe_left, y), stripe_width, rank)
     background = None
-    if "hatch" in box:  # the text is read on white
-        background = {"facecolor": "white", "edgecolor": "none", "pad": 1}
-    style = {"ha": "center", "va": "center", "size": 9, "color": INK, "zorder": 3}
-    middle = x + 0.11 + inner_width / 2
-    axes.text(middle, y + 0.56, text, bbox=background, **style)
+    if "hatch" in look:  # the text is read on white
+        background = _ON_WHITE
+    middle = left + inner_width / 2
+    axes.text(middle, y + 0.56, text, bbox=background, **_TEXT)
+
+
+def _plain_box(ranks: Sequence[int]) -> dict[str, object]:
+    """How the box of a cell looks, unless its caller wants it otherwise."""
+    look = {"facecolor": "none", "edgecolor": INK, "linewidth": 1.2}
+    if not ranks:
+        look["facecolor"] = "white"
+    if len(ranks) == 1:
+        style = rank_style(ranks[0])
+        look["edgecolor"] = style["color"]
+    return look
 
 
 def _stripe(
@@ -246,9 +298,14 @@ def _stripe(
     left, y = corner
     style = rank_style(rank)
     colour = style["color"]
-    tint = [1 - 0.3 * (1 - channel) for channel in to_rgb(colour)]
-    stripe = Rectangle((left, y + 0.07), width, 0.86, facecolor=tint, linewidth=0)
+    tint = []
+    for channel in to_rgb(colour):
+        darkness = 1 - channel
+        tint.append(1 - 0.3 * darkness)
+    stripe_corner = (left, y + 0.07)
+    stripe = Rectangle(stripe_corner, width, 0.86, facecolor=tint, linewidth=0)
     axes.add_patch(stripe)
     stripe.set_clip_path(around)
     mark_x = left + min(0.15, width / 2)
-    axes.plot(mark_x, y + 0.23, style["marker"], color=colour, markersize=3.5)
+    mark_y = y + 0.23
+    axes.plot(mark_x, mark_y, style["marker"], color=colour, markersize=3.5)

@@ -32,10 +32,12 @@ def plot_steps(held: Sequence[Sequence[Sequence[float]]], trace: Trace) -> None:
     last_rank = len(held) - 1
     sentences = []
     for step, (old, new) in enumerate(pairwise(states), 1):
-        changes = ", ".join(map(_changed, old, new))
+        changed = map(_changed, old, new)
+        changes = ", ".join(changed)
         sentences.append(f"step {step}: {changes}")
     text = "; ".join(sentences)
-    show(draw(states, trace), f"New on ranks 0 to {last_rank}, {text}.")
+    figure = draw(states, trace)
+    show(figure, f"New on ranks 0 to {last_rank}, {text}.")
 
 
 def _changed(old: Sequence[float], new: Sequence[float]) -> str:
@@ -50,27 +52,45 @@ def _changed(old: Sequence[float], new: Sequence[float]) -> str:
 def draw(states: Sequence[State], trace: Trace) -> Figure:
     """Draw a grid for each state."""
     first = states[0]
-    world_size = len(first)
+    ranks = range(len(first))
     chunks = len(first[0])
-    # The first row has the beginning alone: in a ring of four, the other two are its halves.
-    rows = 1 + math.ceil((len(states) - 1) / _ACROSS)
-    width = _ACROSS * (_WIDE * chunks + 0.1) + 0.45
-    height = rows * (_HIGH * world_size + 0.55)
-    figure, grids = plt.subplots(rows, _ACROSS, figsize=(width, height), layout="constrained")
-    figure.get_layout_engine().set(wspace=0, w_pad=0.02)
-    for axes in grids.flat:
-        axes.set_axis_off()
-    targets = [_targets(trace, rank) for rank in range(world_size)]
+    figure, grids = _grids(len(states), len(ranks), chunks)
+    targets = [_targets(trace, rank) for rank in ranks]
     givers = origins([[list(row)] for row in first])
-    states_before = [first, *states]
-    for step, (old, new) in enumerate(zip(states_before, states, strict=False)):
-        place = 0 if step == 0 else _ACROSS + step - 1
-        axes = grids.flat[place]
-        _prepare(axes, step, world_size, chunks)
-        for rank in range(world_size):
+    old = first
+    for step, new in enumerate(states):
+        axes = grids[_place(step)]
+        _prepare(axes, step, len(ranks), chunks)
+        for rank in ranks:
             senders = _senders_to(rank, step, targets)
             _draw_row(axes, rank, old[rank], new[rank], givers, senders)
+        old = new
     return figure
+
+
+def _grids(states: int, world_size: int, chunks: int) -> tuple[Figure, Sequence[Axes]]:
+    """A figure, and the places for its grids, still empty.
+
+    The first row has the beginning alone: in a ring of four, the other two are its halves.
+    """
+    steps = states - 1
+    rows = 1 + math.ceil(steps / _ACROSS)
+    grid_width = _WIDE * chunks + 0.1
+    grid_height = _HIGH * world_size + 0.55
+    size = (_ACROSS * grid_width + 0.45, rows * grid_height)
+    figure, grids = plt.subplots(rows, _ACROSS, figsize=size, layout="constrained")
+    engine = figure.get_layout_engine()
+    engine.set(wspace=0, w_pad=0.02)
+    for axes in grids.flat:
+        axes.set_axis_off()
+    return figure, grids.flat
+
+
+def _place(step: int) -> int:
+    """Which of the grids shows what ranks hold after a step."""
+    if step == 0:
+        return 0
+    return _ACROSS + step - 1
 
 
 def _targets(trace: Trace, rank: int) -> list[int | None]:
@@ -81,8 +101,11 @@ def _targets(trace: Trace, rank: int) -> list[int | None]:
 def _senders_to(target: int, step: int, targets: list[list[int | None]]) -> list[int]:
     """Who sent to a rank in a step, that is with the message of this number, from 1."""
     senders = []
+    if step == 0:
+        return senders
     for sender, its_targets in enumerate(targets):
-        if 1 <= step <= len(its_targets) and its_targets[step - 1] == target:
+        has_sent = step <= len(its_targets)
+        if has_sent and its_targets[step - 1] == target:
             senders.append(sender)
     return senders
 
@@ -98,10 +121,11 @@ def _draw_row(
     """A rank's chunks after a step; what the step has changed is bold."""
     for chunk, (before, after) in enumerate(zip(old, new, strict=True)):
         ranks = origin(givers, after, rank)
+        text = f"{after:g}"
         if before == after:
-            cell(axes, chunk, rank, f"{after:g}", ranks)
+            cell(axes, chunk, rank, text, ranks)
         else:
-            cell(axes, chunk, rank, f"{after:g}", ranks, **_BOLD)
+            cell(axes, chunk, rank, text, ranks, **_BOLD)
             _draw_arrows(axes, chunk, senders, rank)
 
 
@@ -113,8 +137,11 @@ def _prepare(axes: Axes, step: int, world_size: int, chunks: int) -> None:
     is_first_of_its_row = step == 0 or (step - 1) % _ACROSS == 0
     if not is_first_of_its_row:  # which names the ranks
         axes.set_yticks([])
-    middles = [chunk + 0.5 for chunk in range(chunks)]
-    names = [str(chunk) for chunk in range(chunks)]
+    middles = []
+    names = []
+    for chunk in range(chunks):
+        middles.append(chunk + 0.5)
+        names.append(str(chunk))
     names[0] = "chunk 0"  # there is no room for the word each time
     axes.set_xticks(middles, names)
     axes.tick_params(labelsize=_SIZE, pad=1)
@@ -142,5 +169,6 @@ def _draw_arrows(axes: Axes, chunk: int, senders: Sequence[int], target: int) ->
 
 def _draw_arrow(axes: Axes, chunk: int, top: float, bottom: float) -> None:
     x = chunk + 0.82
-    style = {"arrowprops": _ARROW, "annotation_clip": False, "zorder": 4}
-    axes.annotate("", xy=(x, bottom), xytext=(x, top), **style)
+    head = (x, bottom)
+    tail = (x, top)
+    axes.annotate("", head, tail, arrowprops=_ARROW, annotation_clip=False, zorder=4)

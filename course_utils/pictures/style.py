@@ -75,8 +75,10 @@ def show(figure: "Figure", text: str) -> None:
     if get_ipython() is None:  # a script has nowhere to show a picture
         print(text)
         return
-    display({"image/png": png, "text/plain": f"Figure: {text}"}, metadata=metadata, raw=True)
-    caption = f'<p style="max-width:60em;margin:0 6px 1em">{html.escape(text)}</p>'
+    shown = {"image/png": png, "text/plain": f"Figure: {text}"}
+    display(shown, metadata=metadata, raw=True)
+    escaped = html.escape(text)
+    caption = f'<p style="max-width:60em;margin:0 6px 1em">{escaped}</p>'
     display({"text/html": caption, "text/plain": text}, raw=True)
 
 
@@ -93,15 +95,18 @@ def picture(figure: "Figure") -> tuple[bytes, dict[str, dict[str, int]]]:
     image = in_full_colour.quantize(256, dither=Image.Dither.NONE)
     png = io.BytesIO()
     image.save(png, format="png", optimize=True)
-    return png.getvalue(), {"image/png": {"width": image.width // 2}}
+    shown_at = {"width": image.width // 2}
+    return png.getvalue(), {"image/png": shown_at}
 
 
 def together(sentences: Iterable[str], between: str = " ") -> list[str]:
     """What is said of each rank, once for all ranks of which the same is said."""
     texts = dict(enumerate(sentences))
+    members_of = facts.ranks_by_text(texts)
     parts = []
-    for sentence, members in facts.ranks_by_text(texts).items():
-        parts.append(f"{ranks(members)}{between}{sentence}")
+    for sentence, members in members_of.items():
+        named = ranks(members)
+        parts.append(f"{named}{between}{sentence}")
     return parts
 
 
@@ -115,7 +120,8 @@ def first_of(parts: list[str]) -> str:
 
 def rounded(value: float, digits: Sequence[float] = ROUND) -> float:
     """Return the next number upwards that is round: a power of ten times one of `digits`."""
-    power = 10.0 ** math.floor(math.log10(value))
+    exponent = math.floor(math.log10(value))
+    power = 10.0**exponent
     choices = [power * digit for digit in digits]
     return min(choice for choice in choices if choice >= value)
 

@@ -24,6 +24,7 @@ _ARROW = INK + "AA"  # one sees through it
 _PIXEL = 1.5  # what the eye cannot tell apart
 _THIN = 4  # what is less high has no strokes: one would not see them
 _TICKS = 7  # about so many on the axis
+_ROUND_TICKS = (1, 2, 2.5, 5, 10)  # or ten times that, and so on
 
 
 def plot_timeline(source: Trace | Replay, text: str | None = None) -> None:
@@ -38,10 +39,12 @@ def plot_timeline(source: Trace | Replay, text: str | None = None) -> None:
         TypeError: `source` is neither.
     """
     content = activity(source)
-    if text is None:
-        is_recording = isinstance(source, Trace)
-        text = real_text(source) if is_recording else virtual_text(content)
-    show(as_figure(draw(content)), text)
+    if text is None and isinstance(source, Trace):
+        text = real_text(source)
+    elif text is None:
+        text = virtual_text(content)
+    drawing = draw(content)
+    show(as_figure(drawing), text)
 
 
 def draw(content: Activity, end: float = 0, first: Iterable[float] = ()) -> Drawing:
@@ -49,15 +52,17 @@ def draw(content: Activity, end: float = 0, first: Iterable[float] = ()) -> Draw
 
     Outlines say when ranks were done `first`.
     """
-    is_cut = bool(end)
+    width = _WIDTH
     if not end:
+        width = _UNCUT_WIDTH
         end = max(content.end, 1e-9)
     scale = (_END - _LEFT) / end
     plan = _Plan(content, end, scale, _row_height(content))
     messages = content.arrows
     if len(messages) > ARROWS:
         messages = []
-    spans_of_kind = spans(content.bars, _PIXEL / plan.scale)
+    pixel_us = _PIXEL / scale
+    spans_of_kind = spans(content.bars, pixel_us)
     kinds = [kind for kind in KINDS if kind in spans_of_kind]
     shapes = list(_axis(plan))
     shapes += _legend(kinds, has_messages=bool(messages))
@@ -67,19 +72,25 @@ def draw(content: Activity, end: float = 0, first: Iterable[float] = ()) -> Draw
         bars = plan.bars(kind, spans_of_kind[kind])
         height = plan.row * KINDS[kind].height
         shapes += _strokes(kind, bars, height)
-    arrows: list[Line] = []
-    for message in messages:
-        if message.end_us <= end:
-            arrows += arrow(plan.path(message))
-    shapes.append(Lines(arrows, _ARROW, 0.8))
-    width = _WIDTH if is_cut else _UNCUT_WIDTH
-    return Drawing(width, plan.bottom + _BOTTOM, shapes, content.clock)
+    shapes.append(_arrows(plan, messages))
+    height = plan.bottom + _BOTTOM
+    return Drawing(width, height, shapes, content.clock)
 
 
 def _row_height(content: Activity) -> int:
     ranks = max(1, len(content.ends))
     height = _HEIGHT // ranks
     return max(_LEAST_ROW, min(_LARGEST_ROW, height))
+
+
+def _arrows(plan: "_Plan", messages: Iterable[Interval]) -> Lines:
+    """An arrow for each message that has arrived before the axis ends."""
+    lines: list[Line] = []
+    for message in messages:
+        if message.end_us <= plan.end:
+            path = plan.path(message)
+            lines += arrow(path)
+    return Lines(lines, _ARROW, 0.8)
 
 
 class _Plan(NamedTuple):
@@ -92,18 +103,22 @@ class _Plan(NamedTuple):
 
     @property
     def bottom(self) -> int:
-        return _TOP + self.row * len(self.content.ends)
+        ranks = len(self.content.ends)
+        return _TOP + self.row * ranks
 
     def x(self, at_us: float) -> float:
-        return _LEFT + min(at_us, self.end) * self.scale
+        shown_us = min(at_us, self.end)
+        return _LEFT + shown_us * self.scale
 
     def y(self, rank: int, kind: str) -> float:
-        return _TOP + self.row * (rank + KINDS[kind].middle)
+        middle = KINDS[kind].middle
+        return _TOP + self.row * (rank + middle)
 
     def bars(self, kind: str, spans_of_kind: Iterable[list]) -> list[Line]:
         """The middle of each, which is at least so wide that one sees it."""
         lines = []
-        y_of_rank = [self.y(rank, kind) for rank in range(len(self.content.ends))]
+        ranks = range(len(self.content.ends))
+        y_of_rank = [self.y(rank, kind) for rank in ranks]
         for rank, start_us, end_us in spans_of_kind:
             if start_us > self.end:
                 continue
@@ -124,28 +139,32 @@ class _Plan(NamedTuple):
 
 def _axis(plan: _Plan) -> Iterator[Shape]:
     """About seven round numbers, and which clock this is."""
-    step_us = rounded(plan.end / _TICKS * 0.999, (1, 2, 2.5, 5, 10))
-    ticks = int(plan.end / step_us * 1.0001) + 1
-    for number in range(ticks):
+    bottom = plan.bottom
+    step_us = rounded(plan.end / _TICKS * 0.999, _ROUND_TICKS)
+    last_number = int(plan.end / step_us * 1.0001)
+    for number in range(last_number + 1):
         tick_us = number * step_us
         x = plan.x(tick_us)
-        label = f"{tick_us / plan.content.tick_us:,.10g}"
-        tick = (x, _TOP, x, plan.bottom + 4)
+        in_its_unit = tick_us / plan.content.tick_us
+        label = f"{in_its_unit:,.10g}"
+        tick = (x, _TOP, x, bottom + 4)
         yield Lines([tick], "#DDDDDD")
-        yield Words(x, plan.bottom + 19, label, "middle")
-    axis = (_LEFT, plan.bottom, _END, plan.bottom)
+        yield Words(x, bottom + 19, label, "middle")
+    axis = (_LEFT, bottom, _END, bottom)
     yield Lines([axis], INK)
     middle = (_LEFT + _END) / 2
-    yield Words(middle, plan.bottom + 39, plan.content.clock, "middle")
+    yield Words(middle, bottom + 39, plan.content.clock, "middle")
 
 
 def _names(plan: _Plan) -> Iterator[Shape]:
     """Each rank's name, and where a row is cut, when the rank is done."""
     for rank, end_us in enumerate(plan.content.ends):
-        y = _TOP + plan.row * (rank + 0.45) + 4
+        middle = rank + 0.45
+        y = _TOP + plan.row * middle + 4
         yield Words(_LEFT - 8, y, f"rank {rank}", "end")
         if end_us > plan.end:
-            yield Words(_END + 4, y, f"▸ {us(end_us)}")
+            when = us(end_us)
+            yield Words(_END + 4, y, f"▸ {when}")
 
 
 def _outlines(plan: _Plan, ends_us: Iterable[float]) -> Iterator[Shape]:
@@ -164,14 +183,19 @@ def _legend(kinds: Iterable[str], has_messages: bool) -> Iterator[Shape]:
     x = float(_LEFT)
     for kind in kinds:
         name = KINDS[kind].name
-        sample = (x, 16, x + 20, 16)
+        sample = _legend_line(x)
         yield from _strokes(kind, [sample], 12)
         yield Words(x + 25, 21, name)
         x += 56 + _LETTER * len(name)
     if has_messages:
-        sample = (x, 16, x + 20, 16)
+        sample = _legend_line(x)
         yield Lines(arrow(sample), _ARROW, 0.8)
         yield Words(x + 25, 21, "a message")
+
+
+def _legend_line(x: float) -> Line:
+    y = 16
+    return x, y, x + 20, y
 
 
 def _strokes(kind: str, bars: list[Line], height: float) -> Iterator[Shape]:

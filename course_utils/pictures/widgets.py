@@ -54,14 +54,17 @@ class _Exploration:
     """
 
     def __init__(self, trace: Trace, network: Network, compute: Compute | None) -> None:
-        self._trace, self._network, self._compute = trace, network, compute
+        self._trace = trace
+        self._network = network
+        self._compute = compute
         self.now = activity(trace.replay(network, compute))
         self.before: Activity | None = None
         self.axis_us = 0.0
         self._moving: Any = None  # the slider of the latest drag
         self._let_go_at = 0.0  # when it counts as let go, in seconds of the monotonic clock
         self._sliders = _sliders(self.now, network, late=compute is None)
-        self._fit = w.Button(description="fit", layout=w.Layout(width="50px"))
+        narrow = w.Layout(width="50px")
+        self._fit = w.Button(description="fit", layout=narrow)
         self._picture = w.HTML()
         self._fit_axis()
         self._fit.on_click(lambda button: self._fit_axis())
@@ -75,15 +78,18 @@ class _Exploration:
         return [above, below, self._picture]
 
     def _fit_axis(self) -> None:
-        self.axis_us = rounded(max(self.now.end, 1e-9))
+        end_us = max(self.now.end, 1e-9)
+        self.axis_us = rounded(end_us)
         self._redraw()
 
     def _slide(self, change: Any) -> None:
-        is_new_drag = change.owner is not self._moving or time.monotonic() > self._let_go_at
-        if is_new_drag:
+        slider = change.owner
+        has_rested = time.monotonic() > self._let_go_at
+        if has_rested or slider is not self._moving:  # a new drag
             self.before = self.now
-        self.now = activity(self._replay())
-        self._moving = change.owner
+        replay = self._replay()
+        self.now = activity(replay)
+        self._moving = slider
         self._let_go_at = time.monotonic() + _PAUSE_S
         self._redraw()
 
@@ -97,7 +103,8 @@ class _Exploration:
             late_us[slow_rank] = amount
             return self._trace.replay(network, late_us)
         slow_ranks = dict(network.slow_ranks)
-        slow_ranks[slow_rank] = amount * slow_ranks.get(slow_rank, 1.0)
+        factor = slow_ranks.get(slow_rank, 1.0)
+        slow_ranks[slow_rank] = amount * factor
         network = replace(network, slow_ranks=slow_ranks)
         return self._trace.replay(network, self._compute)
 
@@ -107,13 +114,19 @@ class _Exploration:
 
 def _sliders(start: Activity, network: Network, late: bool) -> list[Any]:
     """Latency, bandwidth, which rank is slow, and by how much: it begins late, or is slower."""
-    latency = w.SelectionSlider(**_around(network.latency_us), description="latency (µs)")
-    bandwidth = w.SelectionSlider(**_around(network.gbit_s), description="Gbit/s")
+    latencies = _around(network.latency_us)
+    latency = w.SelectionSlider(**latencies, description="latency (µs)")
+    bandwidths = _around(network.gbit_s)
+    bandwidth = w.SelectionSlider(**bandwidths, description="Gbit/s")
     ranks = [("none", None)]
     for rank in range(len(start.ends)):
-        ranks.append((f"rank {rank}", rank))
+        choice = (f"rank {rank}", rank)
+        ranks.append(choice)
     slow_rank = w.Dropdown(options=ranks, description="slow rank", index=0)
-    amount = _lateness(start.end or 1.0) if late else _slowness()
+    if late:
+        amount = _lateness(start.end or 1.0)
+    else:
+        amount = _slowness()
     sliders = [latency, bandwidth, slow_rank, amount]
     for slider in sliders:
         slider.layout.width = "340px"
@@ -139,29 +152,36 @@ def _slowness() -> w.FloatSlider:
 
 def _around(value: float) -> dict[str, Any]:
     """The value, and round ones from a hundred times less to a hundred times more."""
-    nearest_power = round(math.log10(value or 1.0))
+    nearest = round(math.log10(value or 1.0))
     choices = {float(value)}
-    for exponent in range(nearest_power - 2, nearest_power + 2):
+    for exponent in range(nearest - 2, nearest + 2):
         power = 10.0**exponent
         for digit in ROUND:
-            choice = f"{digit * power:.3g}"
-            choices.add(float(choice))
-    options = [(f"{choice:g}", choice) for choice in sorted(choices)]
+            in_three_digits = f"{digit * power:.3g}"
+            choices.add(float(in_three_digits))
+    options = []
+    for choice in sorted(choices):
+        label = f"{choice:g}"
+        options.append((label, choice))
     return {"options": options, "value": value}
 
 
 def _explored(now: Activity, before: Activity | None, axis_us: float) -> str:
     """When all are done, the picture, and the sentence below it."""
-    heading = f"<b>All are done at {us(now.end)}</b>"
+    end = us(now.end)
+    heading = f"<b>All are done at {end}</b>"
     outlined: tuple[float, ...] = ()
     if before is not None:
-        heading += f"; before, at {us(before.end)} (outlined)"
+        end_before = us(before.end)
+        heading += f"; before, at {end_before} (outlined)"
         outlined = before.ends
     if now.end > axis_us:
-        heading += f". ▸ The axis ends at {us(axis_us)}: press <b>fit</b>"
-    drawing = as_svg(draw(now, axis_us, outlined))
+        axis_end = us(axis_us)
+        heading += f". ▸ The axis ends at {axis_end}: press <b>fit</b>"
+    drawing = draw(now, axis_us, outlined)
+    svg = as_svg(drawing)
     caption = html.escape(virtual_text(now))
-    return f"<p {_STYLE}>{heading}.</p>{drawing}<p {_STYLE}>{caption}</p>"
+    return f"<p {_STYLE}>{heading}.</p>{svg}<p {_STYLE}>{caption}</p>"
 
 
 def _panel(rows: list[Any], text: str, start: Activity) -> w.VBox:
@@ -172,8 +192,10 @@ def _panel(rows: list[Any], text: str, start: Activity) -> w.VBox:
             return text
 
         def _repr_mimebundle_(self, **options: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-            png, metadata = picture(as_figure(draw(start)))
+            drawing = draw(start)
+            png, metadata = picture(as_figure(drawing))
             shown = super()._repr_mimebundle_(**options)
-            return {**shown, "image/png": png, "text/plain": f"Figure: {text}"}, metadata
+            standing_still = {"image/png": png, "text/plain": f"Figure: {text}"}
+            return shown | standing_still, metadata
 
     return Panel(rows)

@@ -74,7 +74,9 @@ class Models:
             return UNFINISHED
         if self._unheard:
             return UNHEARD
-        return UNAVERAGED if self._unaveraged else 0
+        if self._unaveraged:
+            return UNAVERAGED
+        return 0
 
     def checksums(self) -> tuple[tuple[int, int], ...]:
         """By model, as they were wrapped: the gradients seen, and a checksum of its last weights.
@@ -82,9 +84,11 @@ class Models:
         The checksum is 0 where nothing says that the weights of all ranks should be equal. Asked
         after `flags`.
         """
+        unknown = (0, 0)
         checksums = []
         for position in range(len(self._finalizers)):
-            checksums.append(self._checksums.get(position, (0, 0)))
+            seen_and_checksum = self._checksums.get(position, unknown)
+            checksums.append(seen_and_checksum)
         return tuple(checksums)
 
     def _judge(self, reducer: Any, training: "_Training", position: int) -> None:
@@ -134,11 +138,13 @@ class _Training:
         if model.process_group.size() == 1:
             return
         for weight in model.module.parameters():
-            self._at_wrapping.append((weakref.ref(weight), weight._version))
+            reference = weakref.ref(weight)
+            self._at_wrapping.append((reference, weight._version))
         step = max(1, len(parameters) // _LISTENED_TO)
         for parameter in parameters[::step]:
-            node = torch.autograd.graph.get_gradient_edge(parameter).node
-            self._hooks.append(node.register_hook(self._first_gradient))
+            edge = torch.autograd.graph.get_gradient_edge(parameter)
+            hook = edge.node.register_hook(self._first_gradient)
+            self._hooks.append(hook)
         compared = [weight for weight in parameters if weight.is_contiguous()]  # others are copied
         step = max(1, len(compared) // _COMPARED)
         for position, parameter in enumerate(compared[::step]):
@@ -159,7 +165,8 @@ class _Training:
                 self.gradients_seen += 1
                 self.last_numbers[position] = weight.detach().flatten()[:_NUMBERS].clone()
 
-        torch.autograd.graph.get_gradient_edge(parameter).node.register_hook(keep)
+        edge = torch.autograd.graph.get_gradient_edge(parameter)
+        edge.node.register_hook(keep)
 
     def _parameters(self, model: DistributedDataParallel) -> list[torch.Tensor]:
         return [weight for weight in model.module.parameters() if weight.requires_grad]
@@ -185,9 +192,9 @@ class _Training:
         parameters = []
         for reference, version in self._at_wrapping:
             parameter = reference()
-            if parameter is None or parameter.grad is None or not parameter.requires_grad:
+            if parameter is None or parameter.grad is None:
                 continue
-            if parameter._version > version:
+            if parameter.requires_grad and parameter._version > version:
                 parameters.append(parameter)
         return parameters
 
@@ -206,5 +213,6 @@ def checksum(numbers: dict[int, torch.Tensor]) -> int:
         tensor = numbers[position]
         if tensor.is_cuda and not torch.cuda.current_stream(tensor.device).query():
             return 0
-        bits += bytes(tensor.cpu().view(torch.uint8).tolist())
+        as_bytes = tensor.cpu().view(torch.uint8)
+        bits += bytes(as_bytes.tolist())
     return zlib.crc32(bits) + 1
