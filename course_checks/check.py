@@ -165,10 +165,13 @@ def _attempts(
     if size % options["nodes"]:
         options = options | {"nodes": 1}
     last = attempt(name, watch, inputs, size, runs, **options)
-    if not last.error or not last.reached or _is_stub(last.error):
+    if not last.error or not last.reached:
+        return [last]
+    if _is_stub(last.error):
         return [last]
     succeeded = runs[: last.reached]  # which are to be judged as well
-    return [attempt(name, watch, inputs, size, succeeded, **options), last]
+    before = attempt(name, watch, inputs, size, succeeded, **options)
+    return [before, last]
 
 
 def plan(sizes: list[int], cases: Sequence[Any], one_by_one: bool) -> list[PlannedLaunch]:
@@ -220,8 +223,10 @@ def _outcome(attempts: list[Attempt], judging: Callable) -> Outcome:
     if last.error:
         _refuse_misuse(last.error)
         if _is_stub(last.error):
-            _kind, _colon, words = _headline(last.error).partition(": ")
-            return Outcome(last.name, NOT_ATTEMPTED, _length_of_stub(words))
+            headline = _headline(last.error)
+            _kind, _colon, words = headline.partition(": ")
+            length = _length_of_stub(words)
+            return Outcome(last.name, NOT_ATTEMPTED, length)
     succeeded = [done for done in attempts if not done.error]
     if succeeded:
         try:
@@ -301,7 +306,9 @@ def _message(failed: Attempt) -> str:
     error = failed.error
     message = str(error)
     if isinstance(error, WorkerTimeout):
-        busy = _busy_ranks(error) or list(range(failed.world_size))
+        busy = _busy_ranks(error)
+        if not busy:
+            busy = list(range(failed.world_size))
         parts = [_not_done(failed, busy, error.seconds)]
         parts += filter(None, error.parts[1:])
         message = "\n\n".join(parts)
@@ -323,8 +330,8 @@ def _not_done(failed: Attempt, busy: list[int], seconds: float) -> str:
     """Who was not done, and what had to be done in that time."""
     if seconds == math.inf:
         return not_done(busy, seconds)
-    count = len(failed.runs)
     work = _("one case is")
+    count = len(failed.runs)
     if count > 1:
         ranks = many([failed.world_size])
         work = _("all {count} runs on {ranks} are", count=count, ranks=ranks)
