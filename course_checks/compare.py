@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from course_utils.launcher.language import _
@@ -21,6 +22,7 @@ _TOLERANCES: dict[Any, tuple[float, float]] = {
     float: (1.3e-6, 1e-7),
 }
 _PRECISE = 1e-10, 1e-10  # in double precision, and in whole numbers
+_FROM_NUMPY = (np.ndarray, np.number, np.bool_)
 _MOST_VALUES = 8  # of a tensor that are shown
 _WIDEST = 72  # characters of anything that is shown
 _TEMPORARY = re.escape(tempfile.gettempdir())
@@ -28,10 +30,11 @@ _TEMPORARY = re.escape(tempfile.gettempdir())
 _UNSTABLE = re.compile(rf" at 0x[0-9a-f]+|{_TEMPORARY}/(?:[\w.-]+/)*|(?<='127.0.0.1', )\d+")
 
 Tolerance = tuple[float | None, float | None]  # relative, absolute; None for the dtype's own
+Dtypes = Collection[torch.dtype]
 
 
 def difference(
-    wanted: Any, got: Any, tolerance: Tolerance = (None, None), given: Collection[torch.dtype] = ()
+    wanted: Any, got: Any, tolerance: Tolerance = (None, None), given: Dtypes = ()
 ) -> str | None:
     """Say how `got` differs from what is wanted, or None; however it is written.
 
@@ -61,7 +64,7 @@ def difference(
 class _Comparison:
     """Compares with one tolerance; see `difference`."""
 
-    def __init__(self, tolerance: Tolerance, given: Collection[torch.dtype]) -> None:
+    def __init__(self, tolerance: Tolerance, given: Dtypes) -> None:
         self._tolerance = tolerance
         self._given = given
 
@@ -69,7 +72,7 @@ class _Comparison:
         """As the function of this name, but lets exceptions through."""
         wanted = _as_tensor(wanted)
         got = _as_tensor(got)
-        if isinstance(wanted, torch.Tensor):
+        if isinstance(wanted, Tensor):
             return self._of_tensors(wanted, got)
         if isinstance(wanted, list | tuple):
             return self._of_sequences(wanted, got)
@@ -85,7 +88,7 @@ class _Comparison:
         return self._of_items(wanted, wanted, got)
 
     def _of_sequences(self, wanted: list | tuple, got: Any) -> str | None:
-        if isinstance(got, torch.Tensor) and got.dim():
+        if isinstance(got, Tensor) and got.dim():
             got = list(got)
         if isinstance(got, str | bytes):  # which are sequences as well
             return self._of_values(wanted, got)
@@ -133,12 +136,12 @@ class _Comparison:
             absolute = absolute_of_dtype
         return relative, absolute
 
-    def _of_tensors(self, wanted: torch.Tensor, got: Any) -> str | None:
+    def _of_tensors(self, wanted: Tensor, got: Any) -> str | None:
         given = self._given
         if _is_number(got) and not wanted.dim():
             got = _scalar_tensor(got)
             given = ()
-        if not isinstance(got, torch.Tensor):
+        if not isinstance(got, Tensor):
             return _mismatch(wanted, got)
         differs = self._of_layout_dtype_or_shape(wanted, got, given)
         if differs:
@@ -146,9 +149,7 @@ class _Comparison:
         return self._of_elements(wanted.detach(), got.detach())
 
     @staticmethod
-    def _of_layout_dtype_or_shape(
-        wanted: torch.Tensor, got: torch.Tensor, given: Collection[torch.dtype]
-    ) -> str | None:
+    def _of_layout_dtype_or_shape(wanted: Tensor, got: Tensor, given: Dtypes) -> str | None:
         if wanted.layout != got.layout:
             wanted_layout = _short(wanted.layout)
             layout = _short(got.layout)
@@ -163,7 +164,7 @@ class _Comparison:
             return _("wanted shape {wanted}, got {got}", wanted=wanted_shape, got=shape)
         return None
 
-    def _of_elements(self, wanted: torch.Tensor, got: torch.Tensor) -> str | None:
+    def _of_elements(self, wanted: Tensor, got: Tensor) -> str | None:
         close = self._close(wanted, got)
         if close.all():
             return None
@@ -178,7 +179,7 @@ class _Comparison:
             return differs
         return _("element {place}: {difference}", place=place, difference=differs)
 
-    def _close(self, wanted: torch.Tensor, got: torch.Tensor) -> torch.Tensor:
+    def _close(self, wanted: Tensor, got: Tensor) -> Tensor:
         """By element, whether it is near enough."""
         dtype = wanted.dtype
         has_fractions = dtype.is_floating_point or dtype.is_complex
@@ -202,7 +203,7 @@ def _is_of_same_kind(wanted: Any, got: Any) -> bool:
 
 def _number(value: Any) -> Any:
     """A tensor without dimensions as the number in it; anything else as it is."""
-    if not isinstance(value, torch.Tensor):
+    if not isinstance(value, Tensor):
         return value
     if value.dim():
         return value
@@ -215,7 +216,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float)
 
 
-def _scalar_tensor(number: int | float) -> torch.Tensor:
+def _scalar_tensor(number: int | float) -> Tensor:
     """A number as a tensor without dimensions, a float in double precision."""
     if isinstance(number, float):
         return torch.tensor(number, dtype=torch.float64)
@@ -224,7 +225,7 @@ def _scalar_tensor(number: int | float) -> torch.Tensor:
 
 def _as_tensor(value: Any) -> Any:
     """What numpy has made, as torch would have."""
-    if isinstance(value, np.ndarray | np.number | np.bool_):
+    if isinstance(value, _FROM_NUMPY):
         return torch.as_tensor(np.array(value))
     return value
 
@@ -244,7 +245,7 @@ def _are_keys_of(wanted: dict, got: dict) -> bool:
     return all(not got[key] for key in further_keys)  # a Counter may have counts of zero
 
 
-def _is_dtype_right(wanted: torch.dtype, got: torch.dtype, given: Collection[torch.dtype]) -> bool:
+def _is_dtype_right(wanted: torch.dtype, got: torch.dtype, given: Dtypes) -> bool:
     """Whether a tensor has the wanted dtype, or one that does as well."""
     if wanted == got:
         return True
@@ -276,9 +277,12 @@ def _around_first_difference(text: str, other: str) -> tuple[str, str]:
     both = text + other
     if len(both) <= _WIDEST:
         return text, other
-    start = max(0, _first_difference(text, other) - 8)
+    differ_at = _first_difference(text, other)
+    start = max(0, differ_at - 8)
     part = slice(start, start + _WIDEST)
-    return f"... {text[part]}", f"... {other[part]}"
+    text = text[part]
+    other = other[part]
+    return f"... {text}", f"... {other}"
 
 
 def _first_difference(text: str, other: str) -> int:
@@ -303,7 +307,7 @@ def dtypes_of(value: Any) -> set[torch.dtype]:
     """Those of all tensors in a value, and of the parameters of its modules."""
     dtypes = set()
     for leaf in tree_leaves(value):
-        if isinstance(leaf, torch.Tensor):
+        if isinstance(leaf, Tensor):
             dtypes.add(leaf.dtype)
         if isinstance(leaf, torch.nn.Module):
             for parameter in leaf.parameters():
@@ -312,7 +316,7 @@ def dtypes_of(value: Any) -> set[torch.dtype]:
 
 
 def _kind(value: Any) -> str:
-    if isinstance(value, torch.Tensor | np.ndarray):
+    if isinstance(value, Tensor | np.ndarray):
         return _("a tensor")
     if value is None:
         return "None"
@@ -354,7 +358,7 @@ def _stable(value: Any) -> str:
 
 def _text(value: Any) -> str:
     value = _as_tensor(value)
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, Tensor):
         return _tensor(value)
     if isinstance(value, torch.nn.Module):
         kind = type(value).__name__
@@ -380,7 +384,7 @@ def _texts(values: Iterable) -> str:
     return ", ".join(map(_text, values))
 
 
-def _tensor(value: torch.Tensor) -> str:
+def _tensor(value: Tensor) -> str:
     if value.layout != torch.strided or value.is_meta:
         layout = _short(value.layout)
         return _("a {layout} tensor on {device}", layout=layout, device=value.device)
