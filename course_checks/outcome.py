@@ -86,7 +86,8 @@ class Outcome:
         lines = [[" ", *_head()]]
         for rank, row in enumerate(self.rows):
             mark = "→" if row.wrong else " "
-            lines.append([mark, str(rank), row.given, row.wanted, row.got])
+            line = [mark, str(rank), row.given, row.wanted, row.got]
+            lines.append(line)
         widths = []
         for column in zip(*lines, strict=True):
             widest = max(map(len, column))
