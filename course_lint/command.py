@@ -42,7 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             status = 2
             continue
         for finding in findings:
-            print(f"{path}:{finding.line}: {finding.rule}: {finding.sentence}")
+            place = f"{path}:{finding.line}"
+            print(f"{place}: {finding.rule}: {finding.sentence}")
             print(f"    See it happen: {finding.shown}")
             status = status or 1
     return status

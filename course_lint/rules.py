@@ -4,11 +4,13 @@ import ast
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from course_lint.script import DDP, Block, Function, Meeting, Script, blocks, calls_in
+from course_lint.script import DDP, Block, Function, Meeting, Script, blocks, calls_in, has_else
 
 _LOADERS = ("loader", "batches", "train_dl", "train_iter", "train_data")
 _FOR_EVALUATION = ("val", "test", "eval", "dev_")
 _TELLS_OTHERS = ("reduce", "gather", "broadcast")
+_LOOPS = ast.For | ast.While
+_LEADS_AWAY = ast.Raise | ast.Return | ast.Break
 _ENDS_ALL = ("KeyboardInterrupt", "StopIteration", "SystemExit")  # who catches these doesn't go on
 _FIRST_RANK = ("rank", "master", "main_process")  # in names of decorators that let it in alone
 _RANDOM = {"rand", "randn", "randint", "randperm", "rand_like", "randn_like", "multinomial"}
@@ -67,7 +69,9 @@ def meets_under_rank(script: Script) -> Findings:
         if not meeting:
             continue
         condition = script.rank_condition(call)
-        if condition is None or _others_meet_it(script, call, condition):
+        if condition is None:
+            continue
+        if _others_meet_it(script, call, condition):
             continue
         sentence = (
             f"{meeting} needs every rank, but the condition in line {condition.lineno} "
@@ -114,7 +118,7 @@ def _has_counterpart(script: Script, call: ast.Call, condition: ast.AST) -> bool
 
 def _is_answered(script: Script, call: ast.Call, condition: ast.AST) -> bool:
     """Whether the other branch makes this call as often, or hands on the function called here."""
-    if not isinstance(condition, ast.If) or not condition.orelse:
+    if not has_else(condition):
         return False
     branch = condition.body
     other_branch = condition.orelse
@@ -217,7 +221,7 @@ def _names_told_to_others(script: Script) -> set[str]:
     """The names that stand in collectives, or are given what these return."""
     names = set()
     for call in script.calls:
-        called = script.last_name(call.func)
+        called = script.called(call)
         if not _has_word(called, _TELLS_OTHERS):
             continue
         names |= _names_in(call)
@@ -269,7 +273,8 @@ def meets_under_exception(script: Script) -> Findings:
     for attempt in script.nodes(ast.Try):
         meets_itself = any(script.meetings_in(attempt.body))
         for handler in attempt.handlers:
-            if not meets_itself and not _is_on_all_ranks(script, handler):
+            is_of_one_rank = not _is_on_all_ranks(script, handler)
+            if is_of_one_rank and not meets_itself:
                 yield from _met_in_handler(script, handler)
             yield from _met_before_it_was_swallowed(script, attempt, handler)
 
@@ -287,7 +292,7 @@ def _is_on_all_ranks(script: Script, handler: ast.ExceptHandler) -> bool:
 
 def _met_in_handler(script: Script, handler: ast.ExceptHandler) -> Findings:
     for meeting in script.meetings_in(handler.body):
-        if script.last_name(meeting.call.func) == "destroy_process_group":
+        if script.called(meeting.call) == "destroy_process_group":
             continue
         sentence = (
             f"{meeting.name} needs every rank, but only a rank that has caught an exception comes "
@@ -319,7 +324,7 @@ def _goes_on(handler: ast.ExceptHandler) -> bool:
     if _has_word(caught, _ENDS_ALL):
         return False
     for node in ast.walk(handler):
-        if isinstance(node, ast.Raise | ast.Return | ast.Break):
+        if isinstance(node, _LEADS_AWAY):
             return False
         if isinstance(node, ast.Call):
             called = ast.unparse(node.func)
@@ -329,7 +334,7 @@ def _goes_on(handler: ast.ExceptHandler) -> bool:
 
 
 def _in_loop(script: Script, node: ast.AST) -> bool:
-    return any(isinstance(above, ast.For | ast.While) for above in script.above(node))
+    return any(isinstance(above, _LOOPS) for above in script.above(node))
 
 
 def meets_in_uneven_loop(script: Script) -> Findings:
@@ -374,7 +379,8 @@ def _is_for_evaluation(script: Script, sampler: ast.Call) -> bool:
     while isinstance(target, ast.IfExp | ast.Call | ast.keyword):
         target = script.parent.get(target)
     if target:
-        name, _equals, _value = ast.unparse(target).partition("=")
+        assigned = ast.unparse(target)
+        name, _equals, _value = assigned.partition("=")
         if _has_word(name.lower(), _FOR_EVALUATION):
             return True
     if not sampler.args:
@@ -403,7 +409,7 @@ def _keyword(call: ast.Call, name: str) -> str:
 def device_by_global_rank(script: Script) -> Findings:
     """A GPU chosen by the global rank, which on a second node counts on."""
     for call in script.calls:
-        name = script.last_name(call.func)
+        name = script.called(call)
         numbers = _gpu_numbers(call, name)
         if any(map(script.is_global_rank, numbers)):
             sentence = (
@@ -434,7 +440,7 @@ def same_random_numbers(script: Script) -> Findings:
     if seed_line is None:
         return
     for call in script.calls:
-        name = script.last_name(call.func)
+        name = script.called(call)
         if name not in _RANDOM or _keyword(call, "generator"):
             continue
         if _is_torchs(script, call) and _draws_for_batch(script, call):
@@ -474,7 +480,7 @@ def _draws_for_batch(script: Script, call: ast.Call) -> bool:
         if not _has_word(batches, _LOADERS):
             continue
         for inner in calls_in(loop.body):
-            if script.last_name(inner.func) == "backward":
+            if script.called(inner) == "backward":
                 return True
     return False
 
@@ -508,7 +514,9 @@ def every_rank_saves(script: Script) -> Findings:
         if len(call.args) < 2:
             continue
         path = ast.unparse(call.args[1])
-        if "rank" in path or _is_of_one_rank(script, call, ()):
+        if "rank" in path:
+            continue
+        if _is_of_one_rank(script, call, ()):
             continue
         sentence = (
             f"Every rank writes {path}, all at once, so the file may be torn: let rank 0 save, and "
@@ -548,7 +556,7 @@ def _is_main(script: Script, function: ast.AST) -> bool:
 def past_the_wrapper(script: Script) -> Findings:
     """A model that was wrapped, and is trained by its inner module all the same."""
     for call in script.calls:
-        if script.last_name(call.func) not in DDP:
+        if script.called(call) not in DDP:
             continue
         above = script.parent[call]
         if isinstance(above, ast.Attribute) and above.attr == "module":

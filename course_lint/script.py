@@ -10,6 +10,7 @@ from typing import NamedTuple, TypeVar
 
 Node = TypeVar("Node", bound=ast.AST)
 Block = list[ast.stmt]
+Calls = list[ast.Call]
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _NAMES = (ast.Name, ast.Attribute)
@@ -66,7 +67,7 @@ class Script:
         self.tree = tree
         self.parent: dict[ast.AST, ast.AST] = {}
         self.functions: dict[str, Function] = {}
-        self.calls: list[ast.Call] = []
+        self.calls: Calls = []
         for node in ast.walk(tree):
             for child in ast.iter_child_nodes(node):
                 self.parent[child] = node
@@ -75,9 +76,9 @@ class Script:
             if isinstance(node, ast.Call):
                 self.calls.append(node)
         self.imported = _imported(tree)
-        self.calls_of: dict[str, list[ast.Call]] = {}  # by the last part of the name called
+        self.calls_of: dict[str, Calls] = {}  # by the last part of the name called
         for call in self.calls:
-            name = self.last_name(call.func)
+            name = self.called(call)
             self.calls_of.setdefault(name, []).append(call)
         self.by_rank = self._names_by_rank()
         self.global_ranks = self._global_ranks()
@@ -108,6 +109,10 @@ class Script:
         _owner, _dot, last = name.rpartition(".")
         return last
 
+    def called(self, call: ast.Call) -> str:
+        """The last part of the name that is called."""
+        return self.last_name(call.func)
+
     def function_of(self, node: ast.AST) -> Function | None:
         """The function that a node stands in; None at the top of the script."""
         for above in self.above(node):
@@ -137,7 +142,7 @@ class Script:
     def _names_made_by(self, makers: set[str]) -> set[str]:
         names = set()
         for call in self.calls:
-            if self.last_name(call.func) not in makers:
+            if self.called(call) not in makers:
                 continue
             statement = self.parent[call]
             if isinstance(statement, ast.Assign):
@@ -172,7 +177,7 @@ class Script:
 
     def _returns_by_rank(self, call: ast.Call) -> bool:
         """Whether what a call returns differs from rank to rank."""
-        name = self.last_name(call.func)
+        name = self.called(call)
         if name in _ASKS_FOR_RANK or name in _RANKS:
             return True
         if self._variable_read(call) in _RANK_VARIABLES:
@@ -191,7 +196,9 @@ class Script:
                 return ...
             return _constant(node.slice)
         called = self.name(node.func)
-        if not node.args or not called.endswith(("environ.get", "getenv")):
+        if not called.endswith(("environ.get", "getenv")):
+            return ...
+        if not node.args:
             return ...
         return _constant(node.args[0])
 
@@ -237,8 +244,9 @@ class Script:
             return True
         if isinstance(node, ast.Subscript):
             return False
-        if self.last_name(node.func) == "int" and len(node.args) == 1:
-            return self.is_global_rank(node.args[0])
+        arguments = node.args
+        if self.called(node) == "int" and len(arguments) == 1:
+            return self.is_global_rank(arguments[0])
         called = self.name(node.func)
         return called.endswith(("distributed.get_rank", "dist.get_rank"))
 
@@ -246,36 +254,43 @@ class Script:
 
     def meets(self, call: ast.Call) -> str:
         """How a call that all ranks have to make is named to a reader; empty for other calls."""
-        name = self.last_name(call.func)
+        name = self.called(call)
         if _has_group(call, name):
             return ""  # of a part of the ranks, which may well be asked for by rank
         if name in COLLECTIVES and self._is_of_torch(call):
             return name
         has_wrapped_model = self.replicas or self.shards
         if name == "backward" and has_wrapped_model:
-            is_method = isinstance(call.func, ast.Attribute)
-            return "backward()" if is_method else ""
+            if not isinstance(call.func, ast.Attribute):
+                return ""
+            return "backward()"
         target = ast.unparse(call.func)
         if target in self.replicas | self.shards:
             return f"the forward pass of {target}"
         if self._is_sharded_state(call, name):
             return f"{name}() of a sharded model"
-        if isinstance(call.func, ast.Name) and target in self.meeting:
-            return f"{name}(), which calls {self.meeting[target]}"
+        is_plain_name = isinstance(call.func, ast.Name)
+        if is_plain_name and target in self.meeting:
+            reason = self.meeting[target]
+            return f"{name}(), which calls {reason}"
         return ""
 
     def _is_of_torch(self, call: ast.Call) -> bool:
-        name = self.last_name(call.func)
+        name = self.called(call)
         full_name = self.name(call.func)
         if "torch.distributed" in full_name or full_name.startswith("dist."):
             return True
-        return name in _CLEAR and isinstance(call.func, ast.Attribute)
+        if name not in _CLEAR:
+            return False
+        return isinstance(call.func, ast.Attribute)
 
     def _is_sharded_state(self, call: ast.Call, name: str) -> bool:
         if name in ("get_model_state_dict", "get_state_dict", "full_optim_state_dict"):
             return bool(self.shards)
         function = call.func
-        if name != "state_dict" or not isinstance(function, ast.Attribute):
+        if name != "state_dict":
+            return False
+        if not isinstance(function, ast.Attribute):
             return False
         model = ast.unparse(function.value)
         return model in self.shards
@@ -331,7 +346,9 @@ class Script:
         if not isinstance(condition, ast.If | ast.IfExp):
             return False
         test = condition.test
-        if child is test or not self.depends_on_rank(test):
+        if child is test:
+            return False
+        if not self.depends_on_rank(test):
             return False
         return not self.is_balanced(condition)
 
@@ -340,7 +357,9 @@ class Script:
         for statement in block:
             if statement is node:
                 return None
-            if not isinstance(statement, ast.If) or statement.orelse:
+            if not isinstance(statement, ast.If):
+                continue
+            if statement.orelse:
                 continue
             end = statement.body[-1]
             if not isinstance(end, _LEAVES):
@@ -351,7 +370,7 @@ class Script:
 
     def is_balanced(self, condition: ast.AST) -> bool:
         """Whether both branches of a condition make the same calls that all ranks have to make."""
-        if not isinstance(condition, ast.If) or not condition.orelse:
+        if not has_else(condition):
             return False
         names = self._names_met(condition.body)
         other_names = self._names_met(condition.orelse)
@@ -414,8 +433,9 @@ def _imported(tree: ast.Module) -> dict[str, str]:
                     names[alias.asname] = alias.name
         elif isinstance(node, ast.ImportFrom) and node.module:
             for alias in node.names:
-                name = alias.asname or alias.name
-                names[name] = f"{node.module}.{alias.name}"
+                original = alias.name
+                name = alias.asname or original
+                names[name] = f"{node.module}.{original}"
     return names
 
 
@@ -433,11 +453,17 @@ def _targets(node: ast.AST) -> list[ast.expr]:
     """The names that a node assigns its value to."""
     if isinstance(node, ast.Assign):
         return [target for target in node.targets if isinstance(target, _NAMES)]
-    if not isinstance(node, ast.AnnAssign) or not node.value:
+    if not isinstance(node, ast.AnnAssign):
         return []
-    if not isinstance(node.target, ast.Name):
+    target = node.target
+    if not node.value or not isinstance(target, ast.Name):
         return []
-    return [node.target]
+    return [target]
+
+
+def has_else(condition: ast.AST) -> bool:
+    """Whether it is an `if` statement with a second branch."""
+    return isinstance(condition, ast.If) and bool(condition.orelse)
 
 
 def blocks(node: ast.AST) -> Iterator[Block]:
