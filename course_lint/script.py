@@ -84,6 +84,7 @@ class Script:
         self.global_ranks = self._global_ranks()
         self.replicas = self._names_made_by(DDP)
         self.shards = self._names_made_by(_SHARDED)
+        self.wrapped = self.replicas | self.shards
         self.meeting = self._functions_that_meet()
 
     # --- names
@@ -134,7 +135,7 @@ class Script:
 
     def is_distributed(self) -> bool:
         """Whether the script itself joins a group or wraps a model."""
-        if self.replicas or self.shards:
+        if self.wrapped:
             return True
         joining = {"init_process_group", *DDP, *_SHARDED}
         return not joining.isdisjoint(self.calls_of)
@@ -259,13 +260,12 @@ class Script:
             return ""  # of a part of the ranks, which may well be asked for by rank
         if name in COLLECTIVES and self._is_of_torch(call):
             return name
-        has_wrapped_model = self.replicas or self.shards
-        if name == "backward" and has_wrapped_model:
+        if name == "backward" and self.wrapped:
             if not isinstance(call.func, ast.Attribute):
                 return ""
             return "backward()"
         target = ast.unparse(call.func)
-        if target in self.replicas | self.shards:
+        if target in self.wrapped:
             return f"the forward pass of {target}"
         if self._is_sharded_state(call, name):
             return f"{name}() of a sharded model"
