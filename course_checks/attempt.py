@@ -197,7 +197,8 @@ def attempt(
 
 def _shared_counters(count: int) -> memoryview:
     """Zeros in memory that this process shares with those that it forks."""
-    shared_memory = mmap.mmap(-1, 8 * count)
+    size = 8 * count
+    shared_memory = mmap.mmap(-1, size)
     return memoryview(shared_memory).cast("Q")
 
 
@@ -278,7 +279,8 @@ def _returned(fn: Callable, arguments: tuple) -> Any:
 
 def _draw(inputs: Inputs, runs: list[Run], rank: int, pipe: Pipe) -> list[tuple]:
     """All arguments of this rank; its secret is on its way before the answer runs."""
-    secret = int.from_bytes(os.urandom(7), "little")
+    noise = os.urandom(7)
+    secret = int.from_bytes(noise, "little")
     reading, writing = pipe
     os.close(reading)
     os.write(writing, _SECRET.pack(rank, secret))

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from course_utils.launcher.language import _
 
@@ -39,7 +40,7 @@ def plain(value: Any) -> Any:
     Methods are called on the plain type, such as `dict.items(value)`, since a subclass may override
     them.
     """
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, Tensor):
         return _plain_tensor(value)
     if isinstance(value, np.generic):  # before floats: some numbers of numpy are floats as well
         return value
@@ -70,14 +71,14 @@ def _plain_scalar(value: Any) -> Any:
     return value
 
 
-def _plain_tensor(value: torch.Tensor) -> torch.Tensor:
+def _plain_tensor(value: Tensor) -> Tensor:
     kind = type(value)
-    if kind in (torch.Tensor, torch.nn.Parameter):
+    if kind in (Tensor, torch.nn.Parameter):
         return value
     if hasattr(value, "full_tensor") or hasattr(value, "trigger_wait"):
         return value  # torch's own: a part of a tensor, or one that is on its way; see `transport`
     with torch._C.DisableTorchFunctionSubclass():
-        return value.as_subclass(torch.Tensor)
+        return value.as_subclass(Tensor)
 
 
 def unpack(stream: bytes) -> Any:

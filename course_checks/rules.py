@@ -48,25 +48,28 @@ class Rules:
 
     def __post_init__(self) -> None:
         for option, known in WORDS.items():
-            _refuse_unknown(getattr(self, option), known, option)
+            given = getattr(self, option)
+            unknown = _first_unknown(given, known)
+            if unknown is not None:
+                words = ", ".join(sorted(known))
+                raise ValueError(f"{unknown!r} is nothing to {option}; there are: {words}")
         self.forbid = set(self.forbid)
         self.require = set(self.require)
         if "collectives" in self.forbid:
             self.forbid.remove("collectives")
             self.forbid.update(COLLECTIVES)
-        named = self.forbid | self.require
-        unknown = sorted(named - set(KINDS))
-        if unknown:
+        unknown = _first_unknown(self.forbid | self.require, KINDS)
+        if unknown is not None:
             words = ", ".join(KINDS)
-            raise ValueError(f"{unknown[0]!r} is never recorded; there are: {words}")
+            raise ValueError(f"{unknown!r} is never recorded; there are: {words}")
 
 
-def _refuse_unknown(given: Collection[str], known: set[str], option: str) -> None:
-    """Raise ValueError for the first word that an option does not know."""
-    unknown = sorted(set(given) - known)
-    if unknown:
-        words = ", ".join(sorted(known))
-        raise ValueError(f"{unknown[0]!r} is nothing to {option}; there are: {words}")
+def _first_unknown(given: Collection[str], known: Collection[str]) -> str | None:
+    """The first word that is not known, in the order of letters, or None."""
+    for word in sorted(given):
+        if word not in known:
+            return word
+    return None
 
 
 def broken(
@@ -214,10 +217,10 @@ def _at_odds(trace: Trace) -> str | None:
 def _over_budget(trace: Trace, case: Any, rules: Rules) -> str | None:
     """Say which rank spends more than it may, or None."""
     limits = _for(rules.budget or {}, trace, case)
-    unknown = sorted(set(limits) - set(_SPENT))
-    if unknown:
+    unknown = _first_unknown(limits, _SPENT)
+    if unknown is not None:
         words = ", ".join(_SPENT)
-        raise Misuse(f"{unknown[0]!r} is no budget; there are: {words}")
+        raise Misuse(f"{unknown!r} is no budget; there are: {words}")
     if "finish_us" in limits and rules.network is None:
         raise Misuse("a budget of finish_us needs network=Network(...)")
     algorithm = "ring"

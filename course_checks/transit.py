@@ -96,7 +96,8 @@ class Transit:
             work = call(group, [copy], *args, **options)
             _inner, learner_frame = frames.split(sys._getframe(1))
             line = _line(learner_frame)
-            self.messages[id(work)] = Message(work, tensor, copy, receives, line)
+            message = Message(work, tensor, copy, receives, line)
+            self.messages[id(work)] = message
             return work
 
         frames.UNSEEN.add(with_copy.__code__)  # the recorder asks the function below it
@@ -118,7 +119,8 @@ def _line(learner_frame: FrameType | None) -> str:
     if learner_frame is None:
         return _("its call")
     code = learner_frame.f_code
-    return Frame(code.co_filename, learner_frame.f_lineno, code.co_name).place_and_code
+    frame = Frame(code.co_filename, learner_frame.f_lineno, code.co_name)
+    return frame.place_and_code
 
 
 def _same(tensor: Tensor, other: Tensor) -> bool:

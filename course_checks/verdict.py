@@ -93,7 +93,8 @@ def _judge_run(
     arguments = _draw_again(attempt, run, inputs)
     given = list(map(_in_short, arguments))  # now, since spec may change them
     dtypes = dtypes_of(arguments)
-    with flops(rules.work and not run.fresh) as count_flops:
+    counts = rules.work and not run.fresh
+    with flops(counts) as count_flops:
         wanted = _wanted(spec, arguments, run.case)
     reason = unwaited(trace)
     if reason:
@@ -119,8 +120,9 @@ def _judge_run(
         if report.seen:
             return attempt.wrong(number, report.seen)
     spent = [report.flops for report in reports]
+    total = count_flops()
     is_empty = _is_empty(wanted)
-    reason = broken(rules, trace, run.case, spent, count_flops(), is_empty)
+    reason = broken(rules, trace, run.case, spent, total, is_empty)
     if reason:
         return attempt.wrong(number, reason)
     return None
@@ -156,7 +158,8 @@ def _wrong_results(
     if len(wrong) > 1:
         all_wrong = _("{ranks} are wrong.", ranks=ranks(wrong))
         parts.append(capitalized(all_wrong))
-    parts.append(_("Rank {rank}: {difference}.", rank=first, difference=first_difference))
+    about_first = _("Rank {rank}: {difference}.", rank=first, difference=first_difference)
+    parts.append(about_first)
     parts.append(_hint(wanted, got, wrong))
     if attempt.runs[number].fresh:
         parts.append(_(_ON_FRESH))

@@ -109,7 +109,8 @@ _KEPT = {
     _OPTIONAL: _State(_random_numbers, N_("the global random numbers are not where they were")),
 }
 # What may stand in options of `check`.
-WORDS = {"allow": {*_DOES, *_KEPT} - {_OPTIONAL}, "keep": {_OPTIONAL}}
+_ALWAYS_KEPT = set(_KEPT) - {_OPTIONAL}
+WORDS = {"allow": _ALWAYS_KEPT | set(_DOES), "keep": {_OPTIONAL}}
 
 
 class Watch:
@@ -131,8 +132,7 @@ class Watch:
         self._allow = set(rules.allow)
         self._hide = rules.hide
         self._counts = rules.work
-        always_kept = set(_KEPT) - {_OPTIONAL}
-        self._kept = always_kept - self._allow
+        self._kept = _ALWAYS_KEPT - self._allow
         self._kept.update(rules.keep)
         if makes_group:
             self._kept.discard("environment")  # it may say where ranks meet
@@ -333,8 +333,10 @@ def _is_side_channel(channel: str, event: str, arguments: tuple, caller: FrameTy
 
 def _asks_for_frames(event: str, arguments: tuple, caller: FrameType | None) -> bool:
     """Whether an answer's own line asks, by itself or through `inspect`, and no library."""
-    if event == "object.__getattr__" and arguments[1] not in _TO_FRAMES:
-        return False
+    if event == "object.__getattr__":
+        _owner, attribute = arguments
+        if attribute not in _TO_FRAMES:
+            return False
     asks_for_others = [inspect.__file__]
     code = caller.f_code if caller else None
     if code is traceback.walk_stack.__code__:  # who prints a stack is no spy
