@@ -113,9 +113,9 @@ NODES = {
     # Models that ranks have changed, or changed differently; a curve from its first step.
     PACKAGE: 66000,
     # Results as plain data; what an answer reaches beside its arguments: frames, memory, copies.
-    JUDGE: 10650,  # what one line did has a name for each of its steps
-    CLUSTER: 2150,
-    CHALLENGE: 4100,
+    JUDGE: 11300,  # what one line did has a name for each of its steps, 5.5 nodes a line
+    CLUSTER: 2200,  # likewise, as in the next two
+    CHALLENGE: 4250,
     # By chapter: checks of what learners write, pictures, also of what they wrote, right or wrong,
     # by notes of real ranks and logs of hosts and jobs; cut layers and stacks, a model of plans.
     LESSONS: 98000,
@@ -125,7 +125,7 @@ NODES = {
     # Hangs beside torchfrtrace, the buttons of a lab, what changed in an original, a count of labs,
     # README's pictures, what a wheel has elsewhere than a checkout, a page with plans, what to do
     # where an installation, a download or a first cell went wrong.
-    TOOLS: 56500,
+    TOOLS: 57300,  # steps of grading have names
 }
 
 
