@@ -10,6 +10,12 @@ def wait_for(messages):
         message.wait()
 
 
+def send_to(ranks, x):
+    """Send to all of them at once, and wait."""
+    sending = [dist.isend(x, rank) for rank in ranks]
+    wait_for(sending)
+
+
 def direct(x, league):
     """Everything to rank 0, and back."""
     rank = dist.get_rank()
@@ -27,7 +33,7 @@ def direct(x, league):
         receiving.append(dist.irecv(arrived, other))
     wait_for(receiving)
     x = sum(buffers, x)
-    wait_for([dist.isend(x, other) for other in others])
+    send_to(others, x)
     return x
 
 
@@ -38,7 +44,10 @@ def tree(x, league):
     step = 1
     children = []
     arrived = torch.empty_like(x)
-    while step < world_size and rank % (2 * step) == 0:
+    while step < world_size:
+        is_child = rank % (2 * step) != 0
+        if is_child:
+            break
         child = rank + step
         if child < world_size:
             dist.recv(arrived, child)
@@ -49,7 +58,7 @@ def tree(x, league):
         parent = rank - step
         dist.send(x, parent)
         dist.recv(x, parent)
-    wait_for([dist.isend(x, child) for child in reversed(children)])
+    send_to(reversed(children), x)
     return x
 
 
@@ -60,9 +69,11 @@ def ring(x, league):
     right = (rank + 1) % world_size
     left = (rank - 1) % world_size
     chunks = x.tensor_split(world_size)
-    for turn in range(2 * (world_size - 1)):
-        outgoing = chunks[(rank - turn) % world_size]
-        incoming = chunks[(rank - turn - 1) % world_size]
+    turns = 2 * (world_size - 1)
+    for turn in range(turns):
+        place = (rank - turn) % world_size
+        outgoing = chunks[place]
+        incoming = chunks[place - 1]  # the last one before the first
         arrived = torch.empty_like(incoming)
         sending = dist.isend(outgoing, right)
         dist.recv(arrived, left)
@@ -78,18 +89,22 @@ def halving_and_doubling(x, league):
     """Recursive halving, then doubling (Rabenseifner); ranks beyond a power of two are guests."""
     rank = dist.get_rank()
     world_size = dist.get_world_size()
-    inner = 2 ** (world_size.bit_length() - 1)
+    bits = world_size.bit_length() - 1
+    inner = 2**bits
     if rank >= inner:
-        dist.send(x, rank - inner)
-        dist.recv(x, rank - inner)
+        host = rank - inner
+        dist.send(x, host)
+        dist.recv(x, host)
         return x
-    if rank + inner < world_size:
-        guest = torch.empty_like(x)
-        dist.recv(guest, rank + inner)
-        x += guest
+    guest = rank + inner
+    has_guest = guest < world_size
+    if has_guest:
+        arrived = torch.empty_like(x)
+        dist.recv(arrived, guest)
+        x += arrived
     held = x
     split = []
-    for bit in reversed(range(inner.bit_length() - 1)):
+    for bit in reversed(range(bits)):
         partner = rank ^ 2**bit
         kept, given = held.tensor_split(2)
         if rank > partner:
@@ -106,8 +121,8 @@ def halving_and_doubling(x, league):
         dist.recv(other, partner)
         sending.wait()
         held = other
-    if rank + inner < world_size:
-        dist.send(x, rank + inner)
+    if has_guest:
+        dist.send(x, guest)
     return x
 
 
@@ -119,21 +134,26 @@ def hierarchical(x, league):
     place = rank % in_node  # within the node
     first = rank - place  # rank of the node
     partner = (rank + in_node) % world_size
-    neighbours = [other for other in range(first, first + in_node) if other != rank]
-    pieces = list(x.tensor_split(in_node))
-    sent = [dist.isend(pieces[other - first], other) for other in neighbours]
+    neighbours = list(range(first, first + in_node))
+    neighbours.remove(rank)
+    pieces = x.tensor_split(in_node)  # the one of each neighbour has its place
+    own_piece = pieces[place]
+    arrived = torch.empty_like(own_piece)
+    sent = []
     for other in neighbours:
-        arrived = torch.empty_like(pieces[place])
+        piece = pieces[other - first]
+        sent.append(dist.isend(piece, other))
+    for other in neighbours:
         dist.recv(arrived, other)
-        pieces[place] += arrived
-    sent.append(dist.isend(pieces[place], partner))
-    arrived = torch.empty_like(pieces[place])
+        own_piece += arrived
+    sent.append(dist.isend(own_piece, partner))
     dist.recv(arrived, partner)
     wait_for(sent)
-    pieces[place] += arrived
-    sent = [dist.isend(pieces[place], other) for other in neighbours]
+    own_piece += arrived
+    sent = [dist.isend(own_piece, other) for other in neighbours]
     for other in neighbours:
-        dist.recv(pieces[other - first], other)
+        piece = pieces[other - first]
+        dist.recv(piece, other)
     wait_for(sent)
     return x
 

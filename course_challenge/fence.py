@@ -28,7 +28,9 @@ Tensor add arange bool broadcast_to cat chunk concat empty empty_like full full_
 int16 int32 int64 int8 narrow no_grad ones ones_like split stack sub sum tensor tensor_split uint8
 zeros zeros_like
 """
-PLAIN = {name: getattr(builtins, name) for name in _PLAIN.split()}
+PLAIN = {}
+for _name in _PLAIN.split():
+    PLAIN[_name] = getattr(builtins, _name)
 TORCH = set(_TORCH.split())
 _OUT = re.compile(
     r"^_|stor(e|age)|share|hook|ptr|numpy|module|names|^set_$|grad|pin|dlpack|array"
@@ -39,7 +41,12 @@ for _kind in (torch.Tensor, list, dict, set, tuple, int, float):
     for _name in dir(_kind):
         if not _OUT.search(_name):
             METHODS.add(_name)
-_MODULES = {"torch", "dist", "math"}
+_NAMES_OF = {
+    "torch": TORCH,
+    "dist": set(vars(messages.MESSAGES)),
+    "math": set(vars(math)),
+}
+_MODULES = set(_NAMES_OF)
 _SAYS = {
     ast.ClassDef: "a class",
     ast.Import: "an import, since torch, dist and math are there,",
@@ -112,7 +119,8 @@ def _fenced(text: str, name: str) -> ast.Module:
         if isinstance(node, _KEPT):
             kept.append(node)
         elif isinstance(node, ast.Import | ast.ImportFrom):
-            imported.update(alias.asname or alias.name for alias in node.names)
+            for alias in node.names:
+                imported.add(alias.asname or alias.name)
     tree.body = kept
     _refuse_problems(tree, imported)
     if name not in functions:
@@ -124,7 +132,8 @@ def _parsed(text: str) -> ast.Module:
     try:
         return ast.parse(text)
     except SyntaxError as error:
-        raise Refused(f"Line {error.lineno}: {error.msg}.") from None
+        line = error.lineno
+        raise Refused(f"Line {line}: {error.msg}.") from None
     except (RecursionError, MemoryError, ValueError) as error:
         raise Refused(f"It cannot be read: {error}") from None
 
@@ -134,11 +143,16 @@ def _refuse_problems(tree: ast.Module, imported: set[str]) -> None:
     known = {*PLAIN, *_MODULES, *_bound(tree)}
     problems = []
     for node in ast.walk(tree):
-        for problem in [*_wrong(node), *_unknown(node, known, imported)]:
+        for problem in _problems_of(node, known, imported):
             problems.append((node.lineno, node.end_col_offset, problem))
     if problems:
         line, _column, problem = min(problems)
         raise Refused(f"Line {line}: {problem}")
+
+
+def _problems_of(node: ast.AST, known: set[str], imported: set[str]) -> Iterator[str]:
+    yield from _wrong(node)
+    yield from _unknown(node, known, imported)
 
 
 def _unknown(node: ast.AST, known: set[str], imported: set[str]) -> Iterator[str]:
@@ -178,20 +192,26 @@ def _wrong_attribute(node: ast.Attribute) -> Iterator[str]:
     name = node.attr
     if not isinstance(node.ctx, ast.Load):
         yield f".{name} is set, and an entry changes no attributes."
-    owner = node.value.id if isinstance(node.value, ast.Name) else ""
-    names_of = {"dist": vars(messages.MESSAGES), "torch": TORCH, "math": vars(math)}
-    allowed = names_of.get(owner, METHODS)
+    owner = ""
+    if isinstance(node.value, ast.Name):
+        owner = node.value.id
+    allowed = METHODS
+    written = f".{name}"
+    if owner in _NAMES_OF:
+        allowed = _NAMES_OF[owner]
+        written = f"{owner}.{name}"
     if name not in allowed or name.startswith("_"):
-        written = f"{owner}.{name}" if owner in names_of else f".{name}"
-        yield f"{written} is not to be had here. {_what_there_is(owner)}"
+        alternatives = _what_there_is(owner)
+        yield f"{written} is not to be had here. {alternatives}"
 
 
 def _what_there_is(owner: str) -> str:
     if owner == "dist":
-        words = ", ".join(sorted(vars(messages.MESSAGES)))
+        words = ", ".join(sorted(_NAMES_OF["dist"]))
         return f"An all-reduce is to be made of messages alone: dist has {words}."
     if owner == "torch":
-        words = ", ".join(sorted(TORCH - {"Tensor"}))
+        functions = TORCH - {"Tensor"}
+        words = ", ".join(sorted(functions))
         return f"torch has {words}."
     return "An entry has the methods of tensors, lists, dicts, sets and numbers."
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from course_challenge.fence import Entry, Refused
 from course_challenge.leagues import LEAGUES, SIZES, WORLD_SIZES, League
@@ -35,7 +36,8 @@ class Case(NamedTuple):
     size: str = ""
 
     def __str__(self) -> str:
-        return f"{self.league}, {self.size or f'{self.numbers} numbers'}"
+        size = self.size or f"{self.numbers} numbers"
+        return f"{self.league}, {size}"
 
 
 class Run(NamedTuple):
@@ -63,7 +65,10 @@ class Score:
     text: str = ""
 
     def __getitem__(self, league: str) -> float:
-        of_league = [percent for run, percent in self.percents.items() if run.league == league]
+        of_league = []
+        for run, percent in self.percents.items():
+            if run.league == league:
+                of_league.append(percent)
         if not of_league:
             return 0.0
         mean = sum(of_league) / len(of_league)
@@ -76,11 +81,15 @@ class Score:
         for world_size, size in itertools.product(WORLD_SIZES, SIZES):
             row = [f"{world_size} ranks, {size}"]
             for league in LEAGUES:
-                percent = self.percents[Run(league, world_size, size)]
+                run = Run(league, world_size, size)
+                percent = self.percents[run]
                 row.append(f"{percent:.1f}")
             rows.append(row)
-        scores = [f"{self[league]:.1f}" for league in LEAGUES]
-        rows.append([f"{self.name} scores", *scores])
+        last_row = [f"{self.name} scores"]
+        for league in LEAGUES:
+            score = self[league]
+            last_row.append(f"{score:.1f}")
+        rows.append(last_row)
         return table(rows)
 
 
@@ -88,12 +97,15 @@ def table(rows: Sequence[Sequence[str]]) -> str:
     """Columns of one width, the first to the left."""
     widths = []
     for column in zip(*rows, strict=True):
-        widths.append(max(map(len, column)))
+        widest = max(map(len, column))
+        widths.append(widest)
+    first_width, *other_widths = widths
     lines = []
     for label, *numbers in rows:
-        cells = [label.ljust(widths[0])]
-        cells += map(str.rjust, numbers, widths[1:])
-        lines.append("  ".join(cells))
+        cells = [label.ljust(first_width)]
+        cells += map(str.rjust, numbers, other_widths)
+        line = "  ".join(cells)
+        lines.append(line)
     return "\n".join(lines)
 
 
@@ -101,32 +113,41 @@ def cases() -> list[Case]:
     """For each league all sizes, fewer numbers than ranks, and a length that nobody knows."""
     names_of_lengths = {}
     for name, nbytes in SIZES.items():
-        names_of_lengths[nbytes // 4] = name
-    names_of_lengths[5] = ""
-    names_of_lengths.setdefault(1001 + secrets.randbelow(4000), "")
+        length = nbytes // 4
+        names_of_lengths[length] = name
+    fewer_than_ranks = 5
+    names_of_lengths[fewer_than_ranks] = ""
+    unknown = 1001 + secrets.randbelow(4000)
+    names_of_lengths.setdefault(unknown, "")
     all_cases = []
     for length, name in names_of_lengths.items():
-        all_cases += [Case(league, length, name) for league in LEAGUES]
+        for league in LEAGUES:
+            case = Case(league, length, name)
+            all_cases.append(case)
     return all_cases
 
 
-def spec(tensors: list[torch.Tensor], leagues: list[str]) -> list[torch.Tensor]:
+def spec(tensors: list[Tensor], leagues: list[str]) -> list[Tensor]:
     """What an all-reduce is."""
     return [sum(tensors)] * len(tensors)
 
 
-def inputs(rank: int, world_size: int, case: Case) -> tuple[torch.Tensor, str]:
+def inputs(rank: int, world_size: int, case: Case) -> tuple[Tensor, str]:
     """Whole numbers of 32 bits, any of them, so that nothing smaller can say what they are.
 
     Their sums wrap around, and do not depend on the order.
     """
-    numbers = torch.randint(-(2**31), 2**31, (case.numbers,), dtype=torch.int32)
+    bound = 2**31
+    shape = (case.numbers,)
+    numbers = torch.randint(-bound, bound, shape, dtype=torch.int32)
     return numbers, case.league
 
 
 def judge(entry: Callable, name: str = "", **options: Any) -> Score:
     """Judge an entry, a function of a cell or an `Entry`; `options` go to `check`."""
-    score = Score(name or getattr(entry, "__name__", "the entry"))
+    if not name:
+        name = getattr(entry, "__name__", "the entry")
+    score = Score(name)
     try:
         if not isinstance(entry, Entry):
             entry = _entry_of(entry)
@@ -140,24 +161,29 @@ def judge(entry: Callable, name: str = "", **options: Any) -> Score:
 
 def _entry_of(fn: Callable) -> Entry:
     """The entry that a function is; raises Refused."""
-    stale = overtaken(fn) if callable(fn) else ""
-    if stale:
-        raise Refused(stale)
+    if callable(fn):
+        stale = overtaken(fn)
+        if stale:
+            raise Refused(stale)
     return Entry.of(fn)
 
 
 def judged(text: str, name: str) -> Score:
     """An entry that is a text."""
+    file = f"<{NAME} of {name}>"
     try:
-        return judge(Entry(NAME, text, f"<{NAME} of {name}>"), name)
+        entry = Entry(NAME, text, file)
     except Refused as refused:
         return Score(name, str(refused))
+    return judge(entry, name)
 
 
 def tried(entry: Callable, **options: Any) -> Outcome:
     """The entry in real workers; raises Refused if a sum is wrong or a rule broken."""
-    defaults = {"world_sizes": WORLD_SIZES, "cases": cases(), "timeout": 120.0}
-    outcome = check(entry, spec=spec, inputs=inputs, **defaults | options)
+    options.setdefault("world_sizes", WORLD_SIZES)
+    options.setdefault("cases", cases())
+    options.setdefault("timeout", 120.0)
+    outcome = check(entry, spec=spec, inputs=inputs, **options)
     if not outcome:
         raise Refused(str(outcome))
     return outcome
@@ -170,13 +196,16 @@ def percents(outcome: Outcome, algorithms: Iterable[str]) -> dict[Run, float]:
         if not case.size:
             continue
         _refuse_uneven(trace)
-        time_us = _least_time_us(trace, LEAGUES[case.league], algorithms)
+        league = LEAGUES[case.league]
+        time_us = _least_time_us(trace, league, algorithms)
         run = Run(case.league, world_size, case.size)
-        times_us[run] = max(time_us, times_us.get(run, 0.0))
+        slowest_us = times_us.get(run, 0.0)
+        times_us[run] = max(time_us, slowest_us)
     result = {}
     for run, time_us in times_us.items():
         league = LEAGUES[run.league]
-        bound_us = league.bound_us(run.world_size, SIZES[run.size])
+        nbytes = SIZES[run.size]
+        bound_us = league.bound_us(run.world_size, nbytes)
         if time_us < bound_us * (1 - 1e-9):
             raise Refused(_TOO_FAST.format(run, time_us, bound_us))
         result[run] = 100 * bound_us / time_us
@@ -189,7 +218,8 @@ def _least_time_us(trace: Trace, league: League, algorithms: Iterable[str]) -> f
     for algorithm in algorithms:
         network = replace(league.network, algorithm=algorithm)
         modelled = league._replace(network=network)
-        times_us.append(modelled.time_us(trace))
+        time_us = modelled.time_us(trace)
+        times_us.append(time_us)
     return min(times_us)
 
 
@@ -197,17 +227,20 @@ def _refuse_uneven(trace: Trace) -> None:
     for message in trace.schedule("ring").messages:
         sent = message.sent
         taken = message.taken
-        if sent.kind == "send" and sent.bytes != taken.bytes:
-            ready = f"rank {taken.rank} is ready for {taken.bytes} bytes there."
-            raise Refused(f"{sent!r}: {ready}")
+        if sent.kind != "send" or sent.bytes == taken.bytes:
+            continue
+        ready = f"rank {taken.rank} is ready for {taken.bytes} bytes there."
+        raise Refused(f"{sent!r}: {ready}")
 
 
 def bounds() -> str:
     """The least time, in microseconds, by league, number of ranks and size."""
     rows = [["least µs", *LEAGUES]]
     for n, size in itertools.product(WORLD_SIZES, SIZES):
+        nbytes = SIZES[size]
         row = [f"{n} ranks, {size}"]
         for league in LEAGUES.values():
-            row.append(f"{league.bound_us(n, SIZES[size]):.2f}")
+            bound_us = league.bound_us(n, nbytes)
+            row.append(f"{bound_us:.2f}")
         rows.append(row)
     return table(rows)

@@ -34,14 +34,16 @@ def _row(line: str) -> dict:
     name = str(row["name"])[:40]
     score = float(row["score"])
     row = {**row, "name": name, "score": score}
-    if row["league"] not in LEAGUES or not 0 <= score <= 100:
+    if row["league"] not in LEAGUES:
+        raise ValueError(row)
+    if not 0 <= score <= 100:
         raise ValueError(row)
     return row
 
 
 def merged(rows: Iterable[dict]) -> list[dict]:
     """The best of each name in each league."""
-    best: dict[tuple[str, str], dict] = {}
+    best = {}  # by name and league
     for row in rows:
         place = row["name"], row["league"]
         known = best.setdefault(place, row)
@@ -54,17 +56,21 @@ def board(rows: Iterable[dict] | None = None) -> str:
     """All names in all leagues, best mean first; by default the baselines and the house record."""
     if rows is None:
         rows = read([REFERENCE])
-    scores_by_name: dict[str, dict[str, float]] = {}
+    scores_by_name = {}  # in each league
     for row in merged(rows):
         scores = scores_by_name.setdefault(row["name"], {})
         scores[row["league"]] = row["score"]
-    names = sorted(scores_by_name)
-    names.sort(key=lambda name: sum(scores_by_name[name].values()), reverse=True)
+    totals = {}
+    for name, scores in scores_by_name.items():
+        totals[name] = sum(scores.values())
+    names = sorted(totals)
+    names.sort(key=totals.get, reverse=True)
     lines = [["percent of the bound", *LEAGUES]]
     for name in names:
+        scores = scores_by_name[name]
         line = [name]
         for league in LEAGUES:
-            score = scores_by_name[name].get(league, 0.0)
+            score = scores.get(league, 0.0)
             line.append(f"{score:.1f}")
         lines.append(line)
     return judging.table(lines)
@@ -76,14 +82,17 @@ def rows_of(score: judging.Score, name: str) -> list[dict]:
     for league in LEAGUES:
         points = score[league]
         if points:
-            rows.append({"name": name, "league": league, "score": points, "entry": score.text})
+            row = {"name": name, "league": league, "score": points, "entry": score.text}
+            rows.append(row)
     return rows
 
 
 def write(path: Path, rows: Iterable[dict]) -> None:
     """Writes a line for each row."""
-    lines = [json.dumps(row) + "\n" for row in rows]
-    path.write_text("".join(lines), encoding="utf-8")
+    text = ""
+    for row in rows:
+        text += json.dumps(row) + "\n"
+    path.write_text(text, encoding="utf-8")
 
 
 def judged_again(rows: list[dict]) -> list[dict]:
@@ -96,5 +105,7 @@ def judged_again(rows: list[dict]) -> list[dict]:
             continue
         if entry not in scores:
             scores[entry] = judging.judged(entry, row["name"])
-        judged_rows.append(row | {"score": scores[entry][row["league"]]})
+        league = row["league"]
+        score = scores[entry][league]
+        judged_rows.append(row | {"score": score})
     return judged_rows

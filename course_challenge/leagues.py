@@ -11,10 +11,14 @@ from course_utils import Network
 from course_utils.network.trace import Trace
 
 WORLD_SIZES = (4, 6)
-SIZES = {"1 KiB": 2**10, "16 KiB": 2**14, "128 KiB": 2**17, "1 MiB": 2**20}
-ALPHA, BETA = 10.0, 8 / 80_000  # 10 µs, 80 Gbit/s
-NEAR_ALPHA, NEAR_BETA = 2.0, 8 / 800_000  # inside a node: 2 µs, 800 Gbit/s
-SLOWER, LATE_US = 20, 150.0
+KIB = 1024
+SIZES = {"1 KiB": KIB, "16 KiB": 16 * KIB, "128 KiB": 128 * KIB, "1 MiB": 1024 * KIB}
+ALPHA = 10.0  # µs
+BETA = 8 / 80_000  # µs for a byte at 80 Gbit/s
+NEAR_ALPHA = 2.0  # inside a node
+NEAR_BETA = 8 / 800_000  # at 800 Gbit/s
+SLOWER = 20
+LATE_US = 150.0
 
 
 class League(NamedTuple):
@@ -35,17 +39,20 @@ class League(NamedTuple):
 def flat_us(n: int, size: float) -> float:
     """2(n - 1) copies of each number; or all n - 1 at first hand; or something arrives later."""
     w = size * BETA
-    all_copies = ALPHA + 2 * (n - 1) / n * w
-    first_hand = ALPHA + (n - 1) * w
-    mixed = 2 * ALPHA + w - ALPHA / (n - 1)
-    return max(all_copies, min(first_hand, mixed))
+    others = n - 1
+    all_copies = ALPHA + 2 * others / n * w
+    first_hand = ALPHA + others * w
+    mixed = 2 * ALPHA + w - ALPHA / others
+    without_copies = min(first_hand, mixed)
+    return max(all_copies, without_copies)
 
 
 def slow_link_us(n: int, size: float) -> float:
     """Ranks 0 and 1 wait for the slow link, or get everything through another rank."""
-    slow_link = SLOWER * ALPHA
+    over_it = SLOWER * ALPHA
     around_it = 2 * ALPHA + size * BETA
-    return max(flat_us(n, size), min(slow_link, around_it))
+    slow_link = min(over_it, around_it)
+    return max(flat_us(n, size), slow_link)
 
 
 def two_levels_us(n: int, size: float) -> float:
@@ -53,23 +60,29 @@ def two_levels_us(n: int, size: float) -> float:
     near = size * NEAR_BETA
     far = size * BETA
     in_node = n // 2
-    all_copies = NEAR_ALPHA + (2 * far + 2 * (n - 2) * near) / n
-    from_afar = ALPHA + (2 * far + (n - 2) * near) / n
+    into_nodes = 2 * far
+    within_nodes = (n - 2) * near
+    all_copies = NEAR_ALPHA + (into_nodes + 2 * within_nodes) / n
+    from_afar = ALPHA + (into_nodes + within_nodes) / n
     first_hand = ALPHA + in_node * far
-    mixed = NEAR_ALPHA + ALPHA + near - NEAR_ALPHA * NEAR_BETA / (in_node * BETA)
-    return max(all_copies, from_afar, min(first_hand, mixed))
+    overlapped = NEAR_ALPHA * NEAR_BETA / (in_node * BETA)
+    mixed = NEAR_ALPHA + ALPHA + near - overlapped
+    without_copies = min(first_hand, mixed)
+    return max(all_copies, from_afar, without_copies)
 
 
 def late_rank_us(n: int, size: float) -> float:
     """What the late rank has leaves it by one port, and reaches the others in one hop or in two."""
     w = size * BETA
-    one_hop = (n - 1) * w
-    two_hops = (n - 1) * (ALPHA + w) / n
-    return ALPHA + max(w, min(one_hop, two_hops))
+    others = n - 1
+    one_hop = others * w
+    two_hops = others * (ALPHA + w) / n
+    fewest_hops = min(one_hop, two_hops)
+    return ALPHA + max(w, fewest_hops)
 
 
 _FLAT = Network(latency_us=ALPHA, gbit_s=80)
-_SLOW_LINKS = {(0, 1): float(SLOWER), (1, 0): float(SLOWER)}
+_SLOW_LINKS = dict.fromkeys([(0, 1), (1, 0)], float(SLOWER))
 _SLOW = Network(latency_us=ALPHA, gbit_s=80, slow_links=_SLOW_LINKS)
 _NODES = Network(latency_us=NEAR_ALPHA, gbit_s=800, nodes=2, between=(ALPHA, 80))
 LEAGUES = {

@@ -12,20 +12,21 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 
 class P2POp(NamedTuple):
     """As torch's, for `batch_isend_irecv`."""
 
     op: Callable
-    tensor: torch.Tensor
+    tensor: Tensor
     peer: int
 
 
 class Waiting:
     """What `isend` and `irecv` return."""
 
-    def __init__(self, work: Any, arrives: tuple[torch.Tensor, ...] = ()) -> None:
+    def __init__(self, work: Any, arrives: Sequence[Tensor] = ()) -> None:
         self._work = work
         self._arrives = arrives  # the receiver's tensor, and the one that the message goes into
 
@@ -38,29 +39,31 @@ class Waiting:
             self._arrives = ()
 
 
-def _handed_over(tensor: torch.Tensor) -> torch.Tensor:
+def _handed_over(tensor: Tensor) -> Tensor:
     return tensor.detach().clone(memory_format=torch.contiguous_format)
 
 
-def isend(tensor: torch.Tensor, dst: int, tag: int = 0) -> Waiting:
+def isend(tensor: Tensor, dst: int, tag: int = 0) -> Waiting:
     """Send, without waiting."""
-    work = dist.isend(_handed_over(tensor), int(dst), tag=tag)
+    copy = _handed_over(tensor)
+    work = dist.isend(copy, int(dst), tag=tag)
     return Waiting(work)
 
 
-def irecv(tensor: torch.Tensor, src: int, tag: int = 0) -> Waiting:
+def irecv(tensor: Tensor, src: int, tag: int = 0) -> Waiting:
     """Receive, without waiting."""
     arrived = torch.empty(tensor.shape, dtype=tensor.dtype)
     work = dist.irecv(arrived, int(src), tag=tag)
     return Waiting(work, (tensor, arrived))
 
 
-def send(tensor: torch.Tensor, dst: int, tag: int = 0) -> None:
+def send(tensor: Tensor, dst: int, tag: int = 0) -> None:
     """Send, and wait until it has left."""
-    dist.send(_handed_over(tensor), int(dst), tag=tag)
+    copy = _handed_over(tensor)
+    dist.send(copy, int(dst), tag=tag)
 
 
-def recv(tensor: torch.Tensor, src: int, tag: int = 0) -> None:
+def recv(tensor: Tensor, src: int, tag: int = 0) -> None:
     """Receive."""
     arrived = torch.empty(tensor.shape, dtype=tensor.dtype)
     dist.recv(arrived, int(src), tag=tag)

@@ -16,7 +16,8 @@ from course_challenge import judging, leaderboard
 from course_challenge.baselines import BASELINES
 from course_challenge.leagues import LEAGUES
 
-HOUSE_RECORD = Path(__file__).resolve().parents[1] / "source/challenge_house_record.py"
+_ROOT = Path(__file__).resolve().parents[1]
+HOUSE_RECORD = _ROOT / "source/challenge_house_record.py"
 
 
 def torchs_own(x, league):
@@ -44,7 +45,10 @@ def _judged(name: str) -> judging.Score:
 
 def _everywhere(name: str, fn: Callable, algorithms: tuple[str, ...]) -> judging.Score:
     """The score of what sends the same in each league: recorded once, and timed in all of them."""
-    cases = [case for case in judging.cases() if case.size and case.league == "flat"]
+    cases = []
+    for case in judging.cases():
+        if case.size and case.league == "flat":
+            cases.append(case)
     outcome = judging.tried(fn, cases=cases)
     traces = []
     for league in LEAGUES:

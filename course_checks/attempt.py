@@ -37,6 +37,8 @@ from course_utils.launcher.stacks import Frame
 from course_utils.network.trace import Trace
 from course_utils.record.record import Record
 
+Pipe = tuple[int, int]  # its ends: to read from, to write to
+
 _SECRET = struct.Struct("<iQ")  # a rank, and what its fresh numbers are drawn from
 _STILL_S = 1.0  # without a call; then we look whether the answer hangs for ever
 _MOST = 6  # times the timeout, for an answer that still calls something when its time is up
@@ -60,11 +62,13 @@ class Run(NamedTuple):
         """
         if self.order is None:
             return None
+        last = world_size - 1
         turns, shift = divmod(self.order, world_size)
         place = (rank - shift - 1) % world_size
-        if turns % 2:
-            place = world_size - 1 - place
-        return place / max(1, world_size - 1)
+        is_backwards = turns % 2 == 1
+        if is_backwards:
+            place = last - place
+        return place / max(1, last)
 
     def seed(self, rank: int, world_size: int, secret: int) -> int:
         """What a rank's arguments are drawn from."""
@@ -107,10 +111,15 @@ class Attempt:
         printed = []
         for by_run in self.output:
             has_begun = number < len(by_run)
-            printed.append(by_run[number] if has_begun else "")
+            text = by_run[number] if has_begun else ""
+            printed.append(text)
+        run = self.runs[number]
         ranks = many([self.world_size])
-        where = _("{ranks}, {case}", ranks=ranks, case=self.runs[number])
+        where = _("{ranks}, {case}", ranks=ranks, case=run)
         return Outcome(self.name, WRONG, where, message, rows, printed)
+
+
+Stacks = Mapping[int, list[Frame] | None]  # by rank; None for one that has returned
 
 
 class _Hang(HangReport):
@@ -146,7 +155,7 @@ class _Hang(HangReport):
             self._rounds = min(self._rounds + 1, _MOST)
         return self._rounds * round_s
 
-    def wait_graph(self, ranks: Mapping[int, list[Frame] | None], now: float) -> WaitGraph:
+    def wait_graph(self, ranks: Stacks, now: float) -> WaitGraph:
         """Who waits for whom in this run."""
         present_run = min(self._progress)
         stacks = dict(ranks)
@@ -162,13 +171,12 @@ def attempt(
     """Launch an answer once, on all these runs; `options` go to the launcher."""
     done = Attempt(name, world_size, runs)
     record = Record(trace=True)
-    # How many runs each rank has done, in memory that all processes share.
-    shared_memory = mmap.mmap(-1, 8 * world_size)
-    progress = memoryview(shared_memory).cast("Q")
+    progress = _shared_counters(world_size)  # by rank, how many runs are done
     pipe = os.pipe()
     arguments = watch, inputs, runs, progress, pipe, options["backend"]
     hang = _Hang(record, progress, options["timeout"])
-    options |= {"world_size": world_size, "listeners": (DeviceSetup(), record, hang)}
+    options["world_size"] = world_size
+    options["listeners"] = (DeviceSetup(), record, hang)
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # it is shown when the answer is wrong
             results = launch(_work, *arguments, **options)
@@ -177,19 +185,30 @@ def attempt(
     except WorkerError as error:
         done.error = error
         output = error.output
-        done.reached = min(*progress, len(runs) - 1)
+        last_run = len(runs) - 1
+        done.reached = min(*progress, last_run)
     finally:
-        done.secrets.update(_read_secrets(*pipe))
+        done.secrets = _read_secrets(pipe)
     for text in output:
-        done.output.append(_by_run(text, len(runs)))
+        by_run = _by_run(text, len(runs))
+        done.output.append(by_run)
     return done
 
 
-def _read_secrets(reading: int, writing: int) -> dict[int, int]:
-    """The secret of each rank, from both ends of the pipe, which are closed."""
+def _shared_counters(count: int) -> memoryview:
+    """Zeros in memory that this process shares with those that it forks."""
+    size = 8 * count
+    shared_memory = mmap.mmap(-1, size)
+    return memoryview(shared_memory).cast("Q")
+
+
+def _read_secrets(pipe: Pipe) -> dict[int, int]:
+    """The secret of each rank, from the pipe, whose ends are closed."""
+    reading, writing = pipe
     os.close(writing)
-    with os.fdopen(reading, "rb") as pipe:
-        return dict(_SECRET.iter_unpack(pipe.read()))
+    with os.fdopen(reading, "rb") as stream:
+        written = stream.read()
+    return dict(_SECRET.iter_unpack(written))
 
 
 def _by_run(output: str, runs: int) -> list[str]:
@@ -210,7 +229,8 @@ def _take_in(done: Attempt, record: Record, results: Sequence[list[tuple]]) -> N
             spoilt = _(
                 "Rank {rank} has spoilt the recording of what it calls: {why}", rank=rank, why=why
             )
-            reports[0] = reports[0]._replace(seen=spoilt)
+            first = reports[0]
+            reports[0] = first._replace(seen=spoilt)
         by_rank.append(reports)
     done.traces = _split(record, by_rank)
     done.reports = list(zip(*by_rank, strict=True))
@@ -221,7 +241,7 @@ def _work(
     inputs: Inputs,
     runs: list[Run],
     progress: memoryview,
-    pipe: tuple[int, int],
+    pipe: Pipe,
     backend: str | None,
 ) -> list[tuple]:
     """In each rank, instead of the answer alone: the fields of a `RunReport` for each run."""
@@ -233,10 +253,12 @@ def _work(
     for number, run in enumerate(runs):
         print(end=_MARK, flush=True)
         seed_cpu(public_seed(rank, len(runs), number))  # the last seed was secret
+        late = run.lateness(rank, world_size)
         start_s = monotonic()
-        with watch.run(run.lateness(rank, world_size)):
+        with watch.run(late):
             result = _returned(watch.fn, arguments[number])
-        reports.append((_packed(result, backend), start_s, watch.seen, watch.flops))
+        packed = _packed(result, backend)
+        reports.append((packed, start_s, watch.seen, watch.flops))
         progress[rank] = number + 1
         while min(progress) <= number:  # until all others are done with it
             sleep(0.0003)
@@ -248,24 +270,28 @@ def _returned(fn: Callable, arguments: tuple) -> Any:
     try:
         return fn(*arguments)
     except SystemExit as ended:
-        code = "" if ended.code is None else repr(ended.code)
+        code = ""
+        if ended.code is not None:
+            code = repr(ended.code)
         message = _("sys.exit({code}) was called: return the result instead", code=code)
         raise RuntimeError(message) from ended
 
 
-def _draw(inputs: Inputs, runs: list[Run], rank: int, pipe: tuple[int, int]) -> list[tuple]:
+def _draw(inputs: Inputs, runs: list[Run], rank: int, pipe: Pipe) -> list[tuple]:
     """All arguments of this rank; its secret is on its way before the answer runs."""
+    noise = os.urandom(7)
+    secret = int.from_bytes(noise, "little")
     reading, writing = pipe
     os.close(reading)
-    secret = int.from_bytes(os.urandom(7), "little")
     os.write(writing, _SECRET.pack(rank, secret))
     os.close(writing)
     world_size = int(os.environ["WORLD_SIZE"])
-    arguments = []
+    all_arguments = []
     for run in runs:
         seed = run.seed(rank, world_size, secret)
-        arguments.append(draw(inputs, rank, world_size, run.case, seed))
-    return arguments
+        arguments = draw(inputs, rank, world_size, run.case, seed)
+        all_arguments.append(arguments)
+    return all_arguments
 
 
 def _packed(result: Any, backend: str | None) -> bytes:
@@ -284,13 +310,20 @@ def _packed(result: Any, backend: str | None) -> bytes:
 
 def _split(record: Record, by_rank: list[list[RunReport]]) -> list[Trace]:
     """The recording of each run; its events keep the numbers that they have in the whole one."""
-    starts = []
+    starts_by_rank = []
     for reports in by_rank:
-        starts.append([report.start_s - record.start_s for report in reports])
-    events_of_run = [[] for _run in by_rank[0]]
+        starts = [report.start_s - record.start_s for report in reports]
+        starts_by_rank.append(starts)
+    events_by_run = [[] for _run in by_rank[0]]
     for event in record.events():
-        runs_begun = bisect(starts[event.rank], event.start_s)
+        starts = starts_by_rank[event.rank]
+        runs_begun = bisect(starts, event.start_s)
         if runs_begun > 0:
-            events_of_run[runs_begun - 1].append(event)
+            present_run = runs_begun - 1
+            events_by_run[present_run].append(event)
     ended = ((0.0,),) * len(by_rank)
-    return [Trace(tuple(events), ended) for events in events_of_run]
+    traces = []
+    for events in events_by_run:
+        trace = Trace(tuple(events), ended)
+        traces.append(trace)
+    return traces

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from course_utils.launcher.language import _
 
@@ -39,34 +40,45 @@ def plain(value: Any) -> Any:
     Methods are called on the plain type, such as `dict.items(value)`, since a subclass may override
     them.
     """
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, Tensor):
         return _plain_tensor(value)
     if isinstance(value, np.generic):  # before floats: some numbers of numpy are floats as well
         return value
     if isinstance(value, np.ndarray):
         return np.ndarray.view(value, np.ndarray)
     if isinstance(value, dict):
-        return {plain(key): plain(item) for key, item in dict.items(value)}
-    for kind, items in _ITEMS.items():
+        plain_dict = {}
+        for key, item in dict.items(value):
+            plain_dict[plain(key)] = plain(item)
+        return plain_dict
+    for kind in (list, tuple, set, frozenset, deque):
         if isinstance(value, kind):
-            return kind(plain(item) for item in items(value))
-    for kind, content in _CONTENT.items():
-        if isinstance(value, kind) and type(value) not in (kind, bool):
-            return content(value)
+            items = kind.__iter__(value)
+            return kind(map(plain, items))
+    return _plain_scalar(value)
+
+
+def _plain_scalar(value: Any) -> Any:
+    kind = type(value)
+    if kind in (bool, int, float, str):
+        return value
+    if isinstance(value, int):
+        return int.__int__(value)
+    if isinstance(value, float):
+        return float.__float__(value)
+    if isinstance(value, str):
+        return str.__str__(value)
     return value
 
 
-_ITEMS = {kind: kind.__iter__ for kind in (list, tuple, set, frozenset, deque)}
-_CONTENT = {int: int.__int__, float: float.__float__, str: str.__str__}
-
-
-def _plain_tensor(value: torch.Tensor) -> torch.Tensor:
-    if type(value) in (torch.Tensor, torch.nn.Parameter):
+def _plain_tensor(value: Tensor) -> Tensor:
+    kind = type(value)
+    if kind in (Tensor, torch.nn.Parameter):
         return value
     if hasattr(value, "full_tensor") or hasattr(value, "trigger_wait"):
         return value  # torch's own: a part of a tensor, or one that is on its way; see `transport`
     with torch._C.DisableTorchFunctionSubclass():
-        return value.as_subclass(torch.Tensor)
+        return value.as_subclass(Tensor)
 
 
 def unpack(stream: bytes) -> Any:

@@ -37,8 +37,10 @@ class Case(NamedTuple):
         """
         *outer, last = self.shape
         shape = (*outer, last * self.every)
-        sizes = _SIZES[torch.randint(len(_SIZES), shape)]
-        units = sizes * torch.randint(-9, 10, shape)
+        choices = torch.randint(len(_SIZES), shape)
+        sizes = _SIZES[choices]
+        factors = torch.randint(-9, 10, shape)
+        units = sizes * factors
         unit = _UNITS.get(self.dtype, 1)
         numbers = units.to(self.dtype) * unit
         return numbers[..., :: self.every]
@@ -61,8 +63,8 @@ def draw(inputs: Inputs, rank: int, world_size: int, case: Any, seed: int) -> tu
     try:
         arguments = inputs(rank, world_size, case)
     except Exception as error:
-        message = f"inputs({rank}, {world_size}, {case}) failed: {type(error).__name__}: {error}"
-        raise Misuse(message) from error
+        call = f"inputs({rank}, {world_size}, {case})"
+        raise Misuse(f"{call} failed: {type(error).__name__}: {error}") from error
     if isinstance(arguments, tuple):
         return arguments
     return (arguments,)

@@ -35,6 +35,7 @@ _ADVICE = {
     OR_LONG: N_("Look for different groups, and for a peer or a source that does not match."),
 }
 _A_STUB = re.compile(r"about (\d+) lines?")  # what the stub of an exercise says; see `cells`
+PlannedLaunch = tuple[int, list[Run]]  # on how many ranks, and what
 
 
 def check(
@@ -103,7 +104,8 @@ def check(
         ValueError: The exercise itself cannot be right; the message is for whoever wrote it.
     """
     mistakes = mistakes or {}
-    rules = Rules(forbid, require, budget, network, (rtol, atol), allow, keep, work, hide, mistakes)
+    tolerance = rtol, atol
+    rules = Rules(forbid, require, budget, network, tolerance, allow, keep, work, hide, mistakes)
     sizes = sorted(world_sizes)
     name = getattr(fn, "__name__", "answer")
     if not sizes or not cases:
@@ -116,47 +118,93 @@ def check(
         message = _("A function is wanted, and this is {value!r:.60}.", value=fn)
     if message:
         return note(Outcome(name, WRONG, message=message))
-    watch = Watch(fn, spec, backend is None, rules)
+    makes_group = backend is None
+    watch = Watch(fn, spec, makes_group, rules)
+    options = {"backend": backend, "nodes": nodes, "timeout": timeout}
+    attempting = partial(_attempts, name, watch, inputs, options)
     judging = partial(judge, inputs=inputs, spec=spec, rules=rules)
-    # What is wrong on two ranks may hang on four: it is said before it is tried there.
-    fewest = next((size for size in sizes if size > 1), sizes[-1])
+    launches = plan(sizes, cases, one_by_one=makes_group)
+    outcome = _try_launches(launches, attempting, judging)
+    return note(outcome)
+
+
+def _try_launches(
+    launches: list[PlannedLaunch], attempting: Callable, judging: Callable
+) -> Outcome:
+    """What becomes of an answer in these launches, of which the first that fails is the last.
+
+    Args:
+        launches: As `plan` gives them.
+        attempting: Launches the answer on so many ranks, on these runs; see `_attempts`.
+        judging: As for `_outcome`.
+    """
+    fewest = _fewest_with_others(launches)
     attempts: list[Attempt] = []
-    for size, runs in plan(sizes, cases, one_by_one=backend is None):
-        if attempts and attempts[-1].world_size == fewest < size:
+    is_judged = False
+    for size, runs in launches:
+        if size > fewest and not is_judged:
+            # What is wrong on two ranks may hang on four: it is said before it is tried there.
             early = _outcome(attempts, judging)
             if not early:
-                return note(early)
-        divided = nodes if size % nodes == 0 else 1
-        options = {"backend": backend, "nodes": divided, "timeout": timeout}
-        launch_runs = partial(attempt, name, watch, inputs, size, **options)
-        last = launch_runs(runs)
-        if last.error and last.reached and not _is_stub(last.error):
-            # The runs before the one that failed are to be judged as well.
-            attempts.append(launch_runs(runs[: last.reached]))
-        attempts.append(last)
-        if last.error:
+                return early
+            is_judged = True
+        attempts += attempting(size, runs)
+        if attempts[-1].error:
             break
-    return note(_outcome(attempts, judging))
+    return _outcome(attempts, judging)
 
 
-def plan(sizes: list[int], cases: Sequence[Any], one_by_one: bool) -> list[tuple[int, list[Run]]]:
+def _fewest_with_others(launches: list[PlannedLaunch]) -> int:
+    """The smallest world size of at least two, or else the largest."""
+    for size, _runs in launches:
+        if size > 1:
+            return size
+    return size
+
+
+def _attempts(
+    name: str, watch: Watch, inputs: Inputs, options: dict[str, Any], size: int, runs: list[Run]
+) -> list[Attempt]:
+    """The answer's launch on these runs; before it, if it failed, one on those that succeeded."""
+    if size % options["nodes"]:
+        options = options | {"nodes": 1}
+    last = attempt(name, watch, inputs, size, runs, **options)
+    if not last.error or not last.reached:
+        return [last]
+    if _is_stub(last.error):
+        return [last]
+    succeeded = runs[: last.reached]  # which are to be judged as well
+    before = attempt(name, watch, inputs, size, succeeded, **options)
+    return [before, last]
+
+
+def plan(sizes: list[int], cases: Sequence[Any], one_by_one: bool) -> list[PlannedLaunch]:
     """What to launch: small before large, and what can be shown before what cannot."""
-    shown = [Run(number, case) for number, case in enumerate(cases)]
-    planned = []
+    shown = []
+    for number, case in enumerate(cases):
+        shown.append(Run(number, case))
     if one_by_one:
-        for size in sizes:
-            for run in shown:
-                planned.append((size, [run]))
-        largest = sizes[-1]
-        for run in _fresh(shown, largest):
-            planned.append((largest, [run]))
-        return planned
+        return _one_by_one(sizes, shown)
+    launches = []
     for size in sizes:
         # If there are fewer cases than ranks, they are repeated, so that each of three comes late.
-        times = math.ceil(min(size, 3) / len(shown))
+        late_ranks = min(size, 3)
+        times = math.ceil(late_ranks / len(shown))
         fresh = _fresh(times * shown, size)
-        planned.append((size, shown + fresh))
-    return planned
+        launches.append((size, shown + fresh))
+    return launches
+
+
+def _one_by_one(sizes: list[int], shown: list[Run]) -> list[PlannedLaunch]:
+    """A launch for each run; with fresh numbers on the most ranks only."""
+    launches = []
+    for size in sizes:
+        for run in shown:
+            launches.append((size, [run]))
+    largest = sizes[-1]
+    for run in _fresh(shown, largest):
+        launches.append((largest, [run]))
+    return launches
 
 
 def _fresh(runs: list[Run], size: int) -> list[Run]:
@@ -179,8 +227,10 @@ def _outcome(attempts: list[Attempt], judging: Callable) -> Outcome:
     if last.error:
         _refuse_misuse(last.error)
         if _is_stub(last.error):
-            words = _headline(last.error).partition(": ")[2]
-            return Outcome(last.name, NOT_ATTEMPTED, _stub_told(words))
+            headline = _headline(last.error)
+            _kind, _colon, words = headline.partition(": ")
+            length = _length_of_stub(words)
+            return Outcome(last.name, NOT_ATTEMPTED, length)
     succeeded = [done for done in attempts if not done.error]
     if succeeded:
         try:
@@ -199,20 +249,22 @@ def _outcome(attempts: list[Attempt], judging: Callable) -> Outcome:
 
 def _passed(attempts: list[Attempt]) -> Outcome:
     """The outcome of an answer that is right in all runs."""
+    name = attempts[-1].name
     sizes = set()
     traces = []
     for done in attempts:
-        sizes.add(done.world_size)
+        size = done.world_size
+        sizes.add(size)
         for run, trace in zip(done.runs, done.traces, strict=True):
-            traces.append((done.world_size, run.case, trace))
-    return Outcome(attempts[-1].name, PASSED, many(sizes), traces=traces)
+            traces.append((size, run.case, trace))
+    return Outcome(name, PASSED, many(sizes), traces=traces)
 
 
 def _in_a_process(judging: Callable, judged: Any) -> Any:
     """What the judge says of attempts, in a process of its own."""
-    options = {"world_size": 1, "timeout": _JUDGE_S, "listeners": [ScaledTimeout(_JUDGE_S)]}
+    scaled = ScaledTimeout(_JUDGE_S)
     with contextlib.redirect_stdout(io.StringIO()):
-        results = launch(judging, judged, **options)
+        results = launch(judging, judged, world_size=1, timeout=_JUDGE_S, listeners=[scaled])
     return results[0]
 
 
@@ -248,13 +300,16 @@ def _is_stub(error: WorkerError) -> bool:
     if not _headline(error).startswith(name):
         return False
     frames = error.failures[0].frames
-    if not frames or not frames[-1].is_learners:
+    if not frames:
         return False
-    line = frames[-1].code or name
+    raised_at = frames[-1]
+    if not raised_at.is_learners:
+        return False
+    line = raised_at.code or name
     return name in line
 
 
-def _stub_told(words: str) -> str:
+def _length_of_stub(words: str) -> str:
     """What a stub says: the length of an answer in the learner's language, or words of its own."""
     length = _A_STUB.fullmatch(words)
     if length is None:
@@ -268,7 +323,7 @@ def _message(failed: Attempt) -> str:
     error = failed.error
     message = str(error)
     if isinstance(error, WorkerTimeout):
-        busy = [rank for rank, at in error.waiting.items() if at.state != "returned"]
+        busy = _busy_ranks(error)
         if not busy:
             busy = list(range(failed.world_size))
         parts = [_not_done(failed, busy, error.seconds)]
@@ -279,12 +334,21 @@ def _message(failed: Attempt) -> str:
     return capitalized(message)
 
 
+def _busy_ranks(error: WorkerTimeout) -> list[int]:
+    """The ranks that have not returned."""
+    busy = []
+    for rank, whereabouts in error.waiting.items():
+        if whereabouts.state != "returned":
+            busy.append(rank)
+    return busy
+
+
 def _not_done(failed: Attempt, busy: list[int], seconds: float) -> str:
     """Who was not done, and what had to be done in that time."""
     if seconds == math.inf:
         return not_done(busy, seconds)
-    count = len(failed.runs)
     work = _("one case is")
+    count = len(failed.runs)
     if count > 1:
         ranks = many([failed.world_size])
         work = _("all {count} runs on {ranks} are", count=count, ranks=ranks)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import Dataset
 
@@ -22,17 +23,19 @@ _TOLERANCES: dict[Any, tuple[float, float]] = {
     float: (1.3e-6, 1e-7),
 }
 _PRECISE = 1e-10, 1e-10  # in double precision, and in whole numbers
+_FROM_NUMPY = (np.ndarray, np.number, np.bool_)
 _MOST_VALUES = 8  # of a tensor that are shown
 _WIDEST = 72  # characters of anything that is shown
-_UNSTABLE = re.compile(
-    rf" at 0x[0-9a-f]+|{re.escape(tempfile.gettempdir())}/(?:[\w.-]+/)*|(?<='127.0.0.1', )\d+"
-)  # addresses of objects, temporary folders, ports
+_TEMPORARY = re.escape(tempfile.gettempdir())
+# Addresses of objects, temporary folders, ports.
+_UNSTABLE = re.compile(rf" at 0x[0-9a-f]+|{_TEMPORARY}/(?:[\w.-]+/)*|(?<='127.0.0.1', )\d+")
 
 Tolerance = tuple[float | None, float | None]  # relative, absolute; None for the dtype's own
+Dtypes = Collection[torch.dtype]
 
 
 def difference(
-    wanted: Any, got: Any, tolerance: Tolerance = (None, None), given: Collection[torch.dtype] = ()
+    wanted: Any, got: Any, tolerance: Tolerance = (None, None), given: Dtypes = ()
 ) -> str | None:
     """Say how `got` differs from what is wanted, or None; however it is written.
 
@@ -62,7 +65,7 @@ def difference(
 class _Comparison:
     """Compares with one tolerance; see `difference`."""
 
-    def __init__(self, tolerance: Tolerance, given: Collection[torch.dtype]) -> None:
+    def __init__(self, tolerance: Tolerance, given: Dtypes) -> None:
         self._tolerance = tolerance
         self._given = given
 
@@ -70,7 +73,7 @@ class _Comparison:
         """As the function of this name, but lets exceptions through."""
         wanted = _as_tensor(wanted)
         got = _as_tensor(got)
-        if isinstance(wanted, torch.Tensor):
+        if isinstance(wanted, Tensor):
             return self._of_tensors(wanted, got)
         if isinstance(wanted, list | tuple):
             return self._of_sequences(wanted, got)
@@ -80,19 +83,23 @@ class _Comparison:
 
     def _of_dicts(self, wanted: dict, got: dict) -> str | None:
         if not _are_keys_of(wanted, got):
-            return _("wanted the keys {wanted}, got {got}", wanted=list(wanted), got=list(got))
+            wanted_keys = list(wanted)
+            keys = list(got)
+            return _("wanted the keys {wanted}, got {got}", wanted=wanted_keys, got=keys)
         return self._of_items(wanted, wanted, got)
 
     def _of_sequences(self, wanted: list | tuple, got: Any) -> str | None:
-        if isinstance(got, torch.Tensor) and got.dim():
+        if isinstance(got, Tensor) and got.dim():
             got = list(got)
-        is_text = isinstance(got, str | bytes)
-        if is_text or not isinstance(got, Sequence):
+        if isinstance(got, str | bytes):  # which are sequences as well
             return self._of_values(wanted, got)
-        if len(wanted) != len(got):
-            return _("wanted {wanted} items, got {got}", wanted=len(wanted), got=len(got))
-        indices = range(len(wanted))
-        return self._of_items(indices, wanted, got)
+        if not isinstance(got, Sequence):
+            return self._of_values(wanted, got)
+        wanted_length = len(wanted)
+        length = len(got)
+        if wanted_length != length:
+            return _("wanted {wanted} items, got {got}", wanted=wanted_length, got=length)
+        return self._of_items(range(length), wanted, got)
 
     def _of_items(self, keys: Iterable, wanted: Any, got: Any) -> str | None:
         for key in keys:
@@ -102,16 +109,17 @@ class _Comparison:
         return None
 
     def _of_values(self, wanted: Any, got: Any) -> str | None:
-        is_number = isinstance(wanted, int | float)
-        if is_number and isinstance(got, torch.Tensor) and not got.dim():
-            got = got.item()
+        if isinstance(wanted, int | float):
+            got = _number(got)
         if not _is_of_same_kind(wanted, got):
             return _mismatch(wanted, got)
         if isinstance(wanted, float):
             is_same = self._is_close(wanted, got)
         else:
             is_same = wanted == got
-        return None if is_same else _unlike(wanted, got)
+        if is_same:
+            return None
+        return _unlike(wanted, got)
 
     def _is_close(self, wanted: float, got: float) -> bool:
         if math.isnan(wanted) and math.isnan(got):
@@ -129,15 +137,12 @@ class _Comparison:
             absolute = absolute_of_dtype
         return relative, absolute
 
-    def _of_tensors(self, wanted: torch.Tensor, got: Any) -> str | None:
+    def _of_tensors(self, wanted: Tensor, got: Any) -> str | None:
         given = self._given
-        is_number = isinstance(got, int | float) and not isinstance(got, bool)
-        if is_number and not wanted.dim():
-            # As good as a tensor without dimensions.
-            dtype = torch.float64 if isinstance(got, float) else None
-            got = torch.tensor(got, dtype=dtype)
+        if _is_number(got) and not wanted.dim():
+            got = _scalar_tensor(got)
             given = ()
-        if not isinstance(got, torch.Tensor):
+        if not isinstance(got, Tensor):
             return _mismatch(wanted, got)
         differs = self._of_layout_dtype_or_shape(wanted, got, given)
         if differs:
@@ -145,49 +150,45 @@ class _Comparison:
         return self._of_elements(wanted.detach(), got.detach())
 
     @staticmethod
-    def _of_layout_dtype_or_shape(
-        wanted: torch.Tensor, got: torch.Tensor, given: Collection[torch.dtype]
-    ) -> str | None:
+    def _of_layout_dtype_or_shape(wanted: Tensor, got: Tensor, given: Dtypes) -> str | None:
         if wanted.layout != got.layout:
-            return _(
-                "wanted layout {wanted}, got {got}",
-                wanted=_short(wanted.layout),
-                got=_short(got.layout),
-            )
-        may_differ = wanted.dtype not in given and _holds(got.dtype, wanted.dtype)
-        if wanted.dtype != got.dtype and not may_differ:
-            return _(
-                "wanted dtype {wanted}, got {got}",
-                wanted=_short(wanted.dtype),
-                got=_short(got.dtype),
-            )
-        if wanted.shape != got.shape:
-            return _(
-                "wanted shape {wanted}, got {got}",
-                wanted=tuple(wanted.shape),
-                got=tuple(got.shape),
-            )
+            wanted_layout = _short(wanted.layout)
+            layout = _short(got.layout)
+            return _("wanted layout {wanted}, got {got}", wanted=wanted_layout, got=layout)
+        if not _is_dtype_right(wanted.dtype, got.dtype, given):
+            wanted_dtype = _short(wanted.dtype)
+            dtype = _short(got.dtype)
+            return _("wanted dtype {wanted}, got {got}", wanted=wanted_dtype, got=dtype)
+        wanted_shape = tuple(wanted.shape)
+        shape = tuple(got.shape)
+        if wanted_shape != shape:
+            return _("wanted shape {wanted}, got {got}", wanted=wanted_shape, got=shape)
         return None
 
-    def _of_elements(self, wanted: torch.Tensor, got: torch.Tensor) -> str | None:
+    def _of_elements(self, wanted: Tensor, got: Tensor) -> str | None:
         close = self._close(wanted, got)
         if close.all():
             return None
-        place = (~close).nonzero()[0].tolist()
+        far = ~close
+        first_far = far.nonzero()[0]
+        place = first_far.tolist()
         index = tuple(place)
-        differs = _unlike(wanted[index].item(), got[index].item())
+        wanted_number = wanted[index].item()
+        number = got[index].item()
+        differs = _unlike(wanted_number, number)
         if not place:
             return differs
         return _("element {place}: {difference}", place=place, difference=differs)
 
-    def _close(self, wanted: torch.Tensor, got: torch.Tensor) -> torch.Tensor:
+    def _close(self, wanted: Tensor, got: Tensor) -> Tensor:
         """By element, whether it is near enough."""
         dtype = wanted.dtype
         has_fractions = dtype.is_floating_point or dtype.is_complex
         if not has_fractions:
             return got == wanted
-        # The wider tolerance of both dtypes.
-        relative, absolute = max(self._tolerances(dtype), self._tolerances(got.dtype))
+        tolerances = self._tolerances(dtype)
+        tolerances_of_got = self._tolerances(got.dtype)
+        relative, absolute = max(tolerances, tolerances_of_got)  # the wider one
         near = got.to(dtype)
         return torch.isclose(near, wanted, rtol=relative, atol=absolute, equal_nan=True)
 
@@ -201,9 +202,31 @@ def _is_of_same_kind(wanted: Any, got: Any) -> bool:
     return isinstance(got, type(wanted))
 
 
+def _number(value: Any) -> Any:
+    """A tensor without dimensions as the number in it; anything else as it is."""
+    if not isinstance(value, Tensor):
+        return value
+    if value.dim():
+        return value
+    return value.item()
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, bool):
+        return False
+    return isinstance(value, int | float)
+
+
+def _scalar_tensor(number: int | float) -> Tensor:
+    """A number as a tensor without dimensions, a float in double precision."""
+    if isinstance(number, float):
+        return torch.tensor(number, dtype=torch.float64)
+    return torch.tensor(number)
+
+
 def _as_tensor(value: Any) -> Any:
     """What numpy has made, as torch would have."""
-    if isinstance(value, np.ndarray | np.number | np.bool_):
+    if isinstance(value, _FROM_NUMPY):
         return torch.as_tensor(np.array(value))
     return value
 
@@ -212,18 +235,31 @@ def _are_keys_of(wanted: dict, got: dict) -> bool:
     """Whether a dict has the wanted keys, and no others that it may not have."""
     if not wanted.keys() <= got.keys():
         return False
-    further = got.keys() - wanted.keys()
+    further_keys = got.keys() - wanted.keys()
+    if not further_keys:
+        return True
     kinds = set(map(type, wanted.values()))
-    if not further or len(kinds) > 1:
+    if len(kinds) > 1:
         return True
     if kinds != {int}:
         return False
-    return all(not got[key] for key in further)  # a Counter may have counts of zero
+    return all(not got[key] for key in further_keys)  # a Counter may have counts of zero
+
+
+def _is_dtype_right(wanted: torch.dtype, got: torch.dtype, given: Dtypes) -> bool:
+    """Whether a tensor has the wanted dtype, or one that does as well."""
+    if wanted == got:
+        return True
+    if wanted in given:
+        return False
+    return _holds(got, wanted)
 
 
 def _holds(dtype: torch.dtype, wanted: torch.dtype) -> bool:
     """Whether numbers of the wanted dtype may just as well be of this one."""
-    if torch.bool in (dtype, wanted) or dtype.is_complex or wanted.is_complex:
+    if torch.bool in (dtype, wanted):
+        return False
+    if dtype.is_complex or wanted.is_complex:
         return False
     return wanted.is_floating_point or not dtype.is_floating_point
 
@@ -239,22 +275,29 @@ def _unlike(wanted: Any, got: Any) -> str:
 
 def _around_first_difference(text: str, other: str) -> tuple[str, str]:
     """Both texts; of long ones the part in which they begin to differ."""
-    if len(text) + len(other) <= _WIDEST:
+    both = text + other
+    if len(both) <= _WIDEST:
         return text, other
-    start = max(0, _first_difference(text, other) - 8)
+    differ_at = _first_difference(text, other)
+    start = max(0, differ_at - 8)
     part = slice(start, start + _WIDEST)
-    return f"... {text[part]}", f"... {other[part]}"
+    text = text[part]
+    other = other[part]
+    return f"... {text}", f"... {other}"
 
 
 def _first_difference(text: str, other: str) -> int:
-    for place, (character, others) in enumerate(zip(text, other, strict=False)):
+    pairs = zip(text, other, strict=False)
+    for place, (character, others) in enumerate(pairs):
         if character != others:
             return place
     return len(text)
 
 
 def _mismatch(wanted: Any, got: Any) -> str:
-    return _("wanted {wanted}, got {got}", wanted=_kind(wanted), got=_kind(got))
+    wanted_kind = _kind(wanted)
+    kind = _kind(got)
+    return _("wanted {wanted}, got {got}", wanted=wanted_kind, got=kind)
 
 
 def _of_item(key: Any, difference: str) -> str:
@@ -263,19 +306,23 @@ def _of_item(key: Any, difference: str) -> str:
 
 def dtypes_of(value: Any) -> set[torch.dtype]:
     """Those of all tensors in a value, and of the parameters of its modules."""
-    leaves = tree_leaves(value)
-    for leaf in list(leaves):
+    dtypes = set()
+    for leaf in tree_leaves(value):
+        if isinstance(leaf, Tensor):
+            dtypes.add(leaf.dtype)
         if isinstance(leaf, torch.nn.Module):
-            leaves += leaf.parameters()
-    return {leaf.dtype for leaf in leaves if isinstance(leaf, torch.Tensor)}
+            for parameter in leaf.parameters():
+                dtypes.add(parameter.dtype)
+    return dtypes
 
 
 def _kind(value: Any) -> str:
-    if isinstance(value, torch.Tensor | np.ndarray):
+    if isinstance(value, Tensor | np.ndarray):
         return _("a tensor")
     if value is None:
         return "None"
-    return f"{type(value).__name__} {brief(value)}"
+    kind = type(value).__name__
+    return f"{kind} {brief(value)}"
 
 
 def _short(constant: Any) -> str:
@@ -286,10 +333,11 @@ def _short(constant: Any) -> str:
 def brief(value: Any, difference: str = "") -> str:
     """A value in one short line, the same in every run; of a long dict the item that differs."""
     try:
-        text = _UNSTABLE.sub("...", _text(value)).replace("\n", " ")
-        if isinstance(value, dict) and len(text) > _WIDEST:
+        text = _stable(value)
+        if len(text) > _WIDEST and isinstance(value, dict):
             for key, item in value.items():
-                if difference.startswith(_of_item(key, "")):
+                beginning = _of_item(key, "")
+                if difference.startswith(beginning):
                     return brief({key: item})
     except Exception as error:  # of a __repr__, or of a list that holds itself
         text = _(
@@ -302,19 +350,32 @@ def brief(value: Any, difference: str = "") -> str:
     return text[: _WIDEST - 4] + " ..."
 
 
+def _stable(value: Any) -> str:
+    """A value in one line, without what differs from run to run."""
+    text = _text(value)
+    text = _UNSTABLE.sub("...", text)
+    return text.replace("\n", " ")
+
+
 def _text(value: Any) -> str:
     value = _as_tensor(value)
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, Tensor):
         return _tensor(value)
     if isinstance(value, torch.nn.Module):
-        count = sum(parameter.numel() for parameter in value.parameters())
-        return _("a {kind} of {count} numbers", kind=type(value).__name__, count=count)
+        kind = type(value).__name__
+        count = 0
+        for parameter in value.parameters():
+            count += parameter.numel()
+        return _("a {kind} of {count} numbers", kind=kind, count=count)
     if isinstance(value, Dataset) and isinstance(value, Sized):
-        return _("a {kind} of {count} items", kind=type(value).__name__, count=len(value))
+        kind = type(value).__name__
+        return _("a {kind} of {count} items", kind=kind, count=len(value))
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, dict):
-        items = [f"{key!r}: {_text(item)}" for key, item in value.items()]
+        items = []
+        for key, item in value.items():
+            items.append(f"{key!r}: {_text(item)}")
         return "{" + ", ".join(items) + "}"
     if isinstance(value, list):
         return f"[{_texts(value)}]"
@@ -327,14 +388,17 @@ def _texts(values: Iterable) -> str:
     return ", ".join(map(_text, values))
 
 
-def _tensor(value: torch.Tensor) -> str:
+def _tensor(value: Tensor) -> str:
     if value.layout != torch.strided or value.is_meta:
-        return _("a {layout} tensor on {device}", layout=_short(value.layout), device=value.device)
+        layout = _short(value.layout)
+        return _("a {layout} tensor on {device}", layout=layout, device=value.device)
     value = value.detach()
     if value.numel() <= _MOST_VALUES:
         return _text(value.tolist())
     numbers = value.flatten()
     first_numbers = numbers[: _MOST_VALUES - 2].tolist()
     last_number = numbers[-1].item()
+    beginning = _texts(first_numbers)
+    end = _text(last_number)
     shape = " x ".join(map(str, value.shape))
-    return f"[{_texts(first_numbers)}, ..., {_text(last_number)}] ({shape})"
+    return f"[{beginning}, ..., {end}] ({shape})"

@@ -26,8 +26,11 @@ def flops(counts: bool) -> Iterator[Callable[[], int]]:
 
 def _of_vectors(*shapes: Any, out_shape: torch.Size, **_: Any) -> int:
     """Of a matrix and a vector, or of two vectors: two for each number of the larger one."""
-    sizes = [math.prod(shape) for shape in shapes if isinstance(shape, torch.Size)]
-    return 2 * max(sizes)
+    largest = 0
+    for shape in shapes:
+        if isinstance(shape, torch.Size):
+            largest = max(largest, math.prod(shape))
+    return 2 * largest
 
 
 def _of_elements(*shapes: Any, out_shape: torch.Size, **_: Any) -> int:

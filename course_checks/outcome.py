@@ -8,11 +8,15 @@ from typing import Any, NamedTuple
 from course_utils.launcher.language import N_, _, ngettext
 from course_utils.launcher.words import ranks_listed
 
-PASSED, NOT_ATTEMPTED, WRONG = N_("passed"), N_("not attempted"), N_("wrong")
+PASSED = N_("passed")
+NOT_ATTEMPTED = N_("not attempted")
+WRONG = N_("wrong")
 NOT_CHECKED = N_("not checked yet")
 _SIGNS = {PASSED: "✓", NOT_ATTEMPTED: "–", NOT_CHECKED: "–", WRONG: "✗"}
-_COLOURS = {PASSED: "#009E73", WRONG: "#D55E00"}  # two of Okabe and Ito
-_COLOURS |= {NOT_ATTEMPTED: "#888888", NOT_CHECKED: "#888888"}
+_GREEN = "#009E73"  # this and the next are two of Okabe and Ito
+_RED = "#D55E00"
+_GREY = "#888888"
+_COLOURS = {PASSED: _GREEN, NOT_ATTEMPTED: _GREY, NOT_CHECKED: _GREY, WRONG: _RED}
 _HEAD = (N_("rank"), N_("given"), N_("wanted"), N_("got"))
 _PRINTED = 8  # lines of each rank that are shown
 _CARD = "padding:4px 12px;margin:4px 0;max-width:70em;font-size:13px;line-height:1.5;"
@@ -56,12 +60,17 @@ class Outcome:
         return self
 
     def __repr__(self) -> str:
-        parts = [self._headline(), self._table(), self.message, self._output()]
-        return "\n\n".join(filter(None, parts))
+        headline = self._headline()
+        table = self._table()
+        output = self._output()
+        parts = filter(None, [headline, table, self.message, output])
+        return "\n\n".join(parts)
 
     def _headline(self) -> str:
         """Such as `✗ wrong: broadcast (3 ranks, 5 numbers)`."""
-        where = _(" ({where})", where=self.where) if self.where else ""
+        where = ""
+        if self.where:
+            where = _(" ({where})", where=self.where)
         return _(
             "{sign} {state}: {name}{where}",
             sign=_SIGNS[self.state],
@@ -75,18 +84,20 @@ class Outcome:
         if not self.rows:
             return ""
         head = _head(self.rows)
-        lines = [head]
-        marks = [" "]
+        lines = [[" ", *head]]
         for rank, row in enumerate(self.rows):
-            cells = [str(rank), row.given, row.wanted, row.got]
-            lines.append(cells[: len(head)])
-            marks.append("→" if row.wrong else " ")
+            mark = "→" if row.wrong else " "
+            cells = [mark, str(rank), row.given, row.wanted, row.got]
+            line = cells[: 1 + len(head)]
+            lines.append(line)
         widths = []
         for column in zip(*lines, strict=True):
-            widths.append(max(map(len, column)))
+            widest = max(map(len, column))
+            widths.append(widest)
         text = []
-        for mark, cells in zip(marks, lines, strict=True):
-            padded = "  ".join(map(str.ljust, cells, widths))
+        for line in lines:
+            mark, *cells = map(str.ljust, line, widths)
+            padded = "  ".join(cells)
             text.append(f"{mark} {padded.rstrip()}")
         return "\n".join(text)
 
@@ -107,8 +118,9 @@ class Outcome:
     def _repr_html_(self) -> str:
         colour = _COLOURS[self.state]
         sign, headline = self._headline().split(" ", 1)
+        headline = html.escape(headline)
         page = f'<div style="{_CARD}border-left:4px solid {colour}">'
-        page += f'<b style="color:{colour}">{sign}</b> <b>{html.escape(headline)}</b>'
+        page += f'<b style="color:{colour}">{sign}</b> <b>{headline}</b>'
         if self.rows:
             page += self._table_as_html()
         for text in (self.message, self._output()):
@@ -140,7 +152,8 @@ def _paragraph(text: str) -> str:
     font = ""
     if "\n" in text:  # a report of the launcher's, whose columns need a fixed width
         font = f"{_MONO}font-size:12px;margin-top:6px"
-    return f'<div style="white-space:pre-wrap;{font}">{html.escape(text)}</div>'
+    content = html.escape(text)
+    return f'<div style="white-space:pre-wrap;{font}">{content}</div>'
 
 
 def _row(rank: int, row: Row, columns: int) -> str:
@@ -150,9 +163,10 @@ def _row(rank: int, row: Row, columns: int) -> str:
         style = f"background:{_COLOURS[WRONG]}22;"
         arrow = "→ "
     page = f'<tr style="{style}"><td style="{_CELL}">{arrow}{rank}</td>'
-    texts = (row.given, row.wanted, row.got)
+    texts = row.given, row.wanted, row.got
     for text in texts[: columns - 1]:
-        page += f'<td style="{_CELL}{_MONO}">{html.escape(text)}</td>'
+        content = html.escape(text)
+        page += f'<td style="{_CELL}{_MONO}">{content}</td>'
     return page + "</tr>"
 
 
@@ -177,7 +191,8 @@ class Overview(list[Outcome]):
 
     def __repr__(self) -> str:
         passed = sum(map(bool, self))
-        lines = [_("{passed} of {count} exercises pass", passed=passed, count=len(self))]
+        total = _("{passed} of {count} exercises pass", passed=passed, count=len(self))
+        lines = [total]
         for outcome in self:
             line = _(
                 "{sign} {name}: {state}",
@@ -197,10 +212,12 @@ class Overview(list[Outcome]):
 def _overview_row(outcome: Outcome) -> str:
     sign = _SIGNS[outcome.state]
     colour = _COLOURS[outcome.state]
+    name = html.escape(outcome.name)
+    state = _(outcome.state)
     return (
         f'<tr><td style="color:{colour};font-weight:bold">{sign}</td>'
-        f'<td style="text-align:left"><code>{html.escape(outcome.name)}</code></td>'
-        f'<td style="text-align:left">{_(outcome.state)}</td></tr>'
+        f'<td style="text-align:left"><code>{name}</code></td>'
+        f'<td style="text-align:left">{state}</td></tr>'
     )
 
 
@@ -211,5 +228,8 @@ def progress(*exercises: str) -> Overview:
         exercises: The names of all answers in this notebook. Answers that no check has tried yet
             count as well.
     """
-    known = {name: Outcome(name, NOT_CHECKED) for name in exercises} | _outcomes
+    known = {}
+    for name in exercises:
+        known[name] = Outcome(name, NOT_CHECKED)
+    known |= _outcomes
     return Overview(known.values())

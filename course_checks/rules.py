@@ -16,6 +16,8 @@ from course_utils.network.trace import Trace
 from course_utils.record.event import COLLECTIVES, KINDS, Event
 
 Budget = Mapping[str, float]
+BudgetOf = Callable[[int, Any], Budget]  # of a world size and a case, as the next one
+WorkOf = Callable[[int, Any], float]
 _SPENT = {
     "sent_bytes": N_("Rank {rank} sends {spent:g} bytes; {enough:g} are enough."),
     "sent_messages": N_("Rank {rank} sends {spent:g} messages; {enough:g} are enough."),
@@ -36,31 +38,39 @@ class Rules:
 
     forbid: Collection[str]
     require: Collection[str]
-    budget: Budget | Callable[[int, Any], Budget] | None
+    budget: Budget | BudgetOf | None
     network: Network | None
     tolerance: Tolerance
     allow: Collection[str] = ()
     keep: Collection[str] = ()
-    work: float | Callable[[int, Any], float] | None = None
+    work: float | WorkOf | None = None
     hide: Collection[Callable] = ()
     mistakes: Mapping[str, Callable] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for option, known in WORDS.items():
-            unknown = sorted(set(getattr(self, option)) - known)
-            if unknown:
+            given = getattr(self, option)
+            unknown = _first_unknown(given, known)
+            if unknown is not None:
                 words = ", ".join(sorted(known))
-                raise ValueError(f"{unknown[0]!r} is nothing to {option}; there are: {words}")
+                raise ValueError(f"{unknown!r} is nothing to {option}; there are: {words}")
         self.forbid = set(self.forbid)
         self.require = set(self.require)
         if "collectives" in self.forbid:
             self.forbid.remove("collectives")
             self.forbid.update(COLLECTIVES)
-        named = self.forbid | self.require
-        unknown = sorted(named - set(KINDS))
-        if unknown:
+        unknown = _first_unknown(self.forbid | self.require, KINDS)
+        if unknown is not None:
             words = ", ".join(KINDS)
-            raise ValueError(f"{unknown[0]!r} is never recorded; there are: {words}")
+            raise ValueError(f"{unknown!r} is never recorded; there are: {words}")
+
+
+def _first_unknown(given: Collection[str], known: Collection[str]) -> str | None:
+    """The first word that is not known, in the order of letters, or None."""
+    for word in sorted(given):
+        if word not in known:
+            return word
+    return None
 
 
 def broken(
@@ -95,7 +105,8 @@ def broken(
     if reason or trace.world_size == 1:
         return reason
     if rules.work:
-        reason = _overworked(flops, total, _for(rules.work, trace, case))
+        factor = _for(rules.work, trace, case)
+        reason = _overworked(flops, total, factor)
         if reason:
             return reason
     return _missing(trace, rules.require, is_empty)
@@ -122,11 +133,9 @@ def _missing(trace: Trace, required: Collection[str], is_empty: bool) -> str | N
         if counts and has_others and event.kind in ranks_by_kind:
             ranks_by_kind[event.kind].add(event.rank)
     for kind in sorted(required):
-        callers = ranks_by_kind[kind]
-        lacking = [rank for rank in range(trace.world_size) if rank not in callers]
-        if not lacking or (callers and kind not in COLLECTIVES):
+        who = _who_lacks(kind, ranks_by_kind[kind], trace.world_size)
+        if not who:
             continue
-        who = _("Rank {rank}", rank=lacking[0]) if callers else _("It")
         if kind in called:
             return _(
                 "{who} never calls {kind} with any data in it: this exercise is to be solved with "
@@ -140,6 +149,18 @@ def _missing(trace: Trace, required: Collection[str], is_empty: bool) -> str | N
             kind=kind,
         )
     return None
+
+
+def _who_lacks(kind: str, callers: set[int], world_size: int) -> str:
+    """Such as `Rank 1`, or `It` where nobody makes a call; empty where enough ranks do."""
+    if not callers:
+        return _("It")
+    if kind not in COLLECTIVES:
+        return ""
+    for rank in range(world_size):
+        if rank not in callers:
+            return _("Rank {rank}", rank=rank)
+    return ""
 
 
 def _overworked(flops: list[int], total: int, factor: float) -> str | None:
@@ -197,17 +218,20 @@ def _at_odds(trace: Trace) -> str | None:
 def _over_budget(trace: Trace, case: Any, rules: Rules) -> str | None:
     """Say which rank spends more than it may, or None."""
     limits = _for(rules.budget or {}, trace, case)
-    unknown = sorted(set(limits) - set(_SPENT))
-    if unknown:
+    unknown = _first_unknown(limits, _SPENT)
+    if unknown is not None:
         words = ", ".join(_SPENT)
-        raise Misuse(f"{unknown[0]!r} is no budget; there are: {words}")
+        raise Misuse(f"{unknown!r} is no budget; there are: {words}")
     if "finish_us" in limits and rules.network is None:
         raise Misuse("a budget of finish_us needs network=Network(...)")
-    algorithm = rules.network.algorithm if rules.network else "ring"
+    algorithm = "ring"
+    if rules.network:
+        algorithm = rules.network.algorithm
     without_barriers = _without_barriers(trace)
     for name, limit in limits.items():
         if name == "finish_us":
-            spent = trace.replay(rules.network).finish_us
+            replay = trace.replay(rules.network)
+            spent = replay.finish_us
         else:
             traffic = without_barriers.traffic(algorithm)
             spent = getattr(traffic, name)
@@ -221,7 +245,10 @@ def _over_budget(trace: Trace, case: Any, rules: Rules) -> str | None:
 
 def _without_barriers(trace: Trace) -> Trace:
     """What carries data: one barrier more than it takes is no message too many."""
-    barriers = {(event.rank, event.index) for event in trace if event.kind == "barrier"}
+    barriers = set()
+    for event in trace:
+        if event.kind == "barrier":
+            barriers.add((event.rank, event.index))
     if not barriers:
         return trace
     kept = []
@@ -243,14 +270,17 @@ def _calls(trace: Trace, rank: int) -> str:
             sizes[event.where] += event.bytes
     if not counts:
         return ""
-    lines = sorted(counts, key=lambda line: (sizes[line], counts[line]), reverse=True)
+    # By size; lines of the same size by how often they call.
+    lines = sorted(counts, key=counts.get, reverse=True)
+    lines.sort(key=sizes.get, reverse=True)
     calls = []
     for line in lines[:3]:
-        call = _(
-            "{count} x at {line} ({size} bytes)", count=counts[line], line=line, size=sizes[line]
-        )
+        count = counts[line]
+        size = sizes[line]
+        call = _("{count} x at {line} ({size} bytes)", count=count, line=line, size=size)
         calls.append(call)
-    return _("Its calls: {calls}.", calls=_("; ").join(calls))
+    listed = _("; ").join(calls)
+    return _("Its calls: {calls}.", calls=listed)
 
 
 def _call(event: Event) -> str:

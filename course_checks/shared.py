@@ -10,6 +10,8 @@ import torch
 
 from course_utils.record.frames import is_learners
 
+_NamedValues = Iterator[tuple[str, Any]]
+
 _DEEPEST = 4  # containers within containers that are searched
 _LONGEST = 1000  # items of a container that is searched
 
@@ -17,7 +19,9 @@ _LONGEST = 1000  # items of a container that is searched
 def shared_value(answer: Any) -> str:
     """The name of a value that an answer can reach and that all ranks share, or an empty string."""
     if isinstance(answer, type):
-        values = [(answer.__name__, answer), *_reached_by_methods(answer, seen=set())]
+        if _is_shared(answer, _DEEPEST):
+            return answer.__name__
+        values = _reached_by_methods(answer, seen=set())
     else:
         values = _reached(answer, seen=set())
     for name, value in values:
@@ -32,21 +36,14 @@ def file_of(function: Any) -> str:
     return getattr(code, "co_filename", "")
 
 
-def _reached(function: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:
+def _reached(function: Any, seen: set[int]) -> _NamedValues:
     """What a function names, its defaults, what it closes over and holds; of its helpers too."""
-    if not isinstance(function, FunctionType) or id(function) in seen:
+    if not isinstance(function, FunctionType):
+        return
+    if id(function) in seen:
         return
     seen.add(id(function))
-    code = function.__code__
-    values = dict(zip(code.co_freevars, _cells(function), strict=True))
-    values.update(function.__kwdefaults__ or {})
-    values[f"a default of {function.__name__}"] = list(function.__defaults__ or ())
-    values[f"an attribute of {function.__name__}"] = _attributes(function)
-    known = function.__globals__
-    for name in _names(code):
-        if name in known:
-            values[name] = known[name]
-    for name, value in values.items():
+    for name, value in _values_of(function).items():
         yield name, value
         if isinstance(value, FunctionType) and is_learners(file_of(value)):
             yield from _reached(value, seen)
@@ -55,18 +52,37 @@ def _reached(function: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:
             yield from _reached_by_methods(kind, seen)
 
 
-def _reached_by_methods(kind: type, seen: set[int]) -> Iterator[tuple[str, Any]]:
+def _values_of(function: FunctionType) -> dict[str, Any]:
+    """By name, what a function itself names, has as defaults, closes over and holds."""
+    code = function.__code__
+    cells = zip(code.co_freevars, _cells(function), strict=True)
+    values = dict(cells)
+    values.update(function.__kwdefaults__ or {})
+    defaults = function.__defaults__ or ()
+    values[f"a default of {function.__name__}"] = list(defaults)
+    values[f"an attribute of {function.__name__}"] = _attributes(function)
+    known = function.__globals__
+    for name in _names(code):
+        if name in known:
+            values[name] = known[name]
+    return values
+
+
+def _reached_by_methods(kind: type, seen: set[int]) -> _NamedValues:
     """What the methods of a class reach."""
     for member in vars(kind).values():
+        yield from _reached(member, seen)
         # A static method, a class method and a property have a function within.
-        functions = member, getattr(member, "__func__", None), getattr(member, "fget", None)
-        for function in functions:
+        for attribute in ("__func__", "fget"):
+            function = getattr(member, attribute, None)
             yield from _reached(function, seen)
 
 
 def _attributes(function: FunctionType) -> dict[str, Any]:
     """What somebody has hung on a function; what it wraps is looked at by itself."""
-    return {name: value for name, value in vars(function).items() if name != "__wrapped__"}
+    attributes = dict(vars(function))
+    attributes.pop("__wrapped__", None)
+    return attributes
 
 
 def _is_notebooks(kind: type) -> bool:
@@ -96,8 +112,10 @@ def _is_shared(value: Any, depth: int) -> bool:
         return value.is_shared()
     if type(value).__module__.startswith(("multiprocessing", "mmap")):
         return True
+    if depth == 0:
+        return False
     items = _items(value)
-    if depth == 0 or len(items) > _LONGEST:
+    if len(items) > _LONGEST:
         return False
     return any(_is_shared(item, depth - 1) for item in items)
 
@@ -117,7 +135,9 @@ def _items(value: Any) -> Any:
     if isinstance(value, MethodType):
         return (value.__self__,)
     if isinstance(value, type):
-        return vars(value).values() if _is_notebooks(value) else ()
+        if not _is_notebooks(value):
+            return ()
+        return vars(value).values()
     kind = type(value)
     if _is_notebooks(kind):
         return (*_instance_attributes(value), kind)
@@ -127,4 +147,5 @@ def _items(value: Any) -> Any:
 
 
 def _instance_attributes(value: Any) -> Any:
-    return getattr(value, "__dict__", {}).values()
+    attributes = getattr(value, "__dict__", {})
+    return attributes.values()

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed.distributed_c10d as c10d
+from torch import Tensor
 
 from course_utils.launcher.language import N_, _
 from course_utils.launcher.stacks import Frame
@@ -36,12 +37,12 @@ class Message(NamedTuple):
     """A message that nobody has waited for yet."""
 
     work: Any  # is kept, since gloo hangs if a receive loses its work before it is complete
-    tensor: torch.Tensor  # the answer's
-    copy: torch.Tensor  # ours, which is sent or received in its place
+    tensor: Tensor  # the answer's
+    copy: Tensor  # ours, which is sent or received in its place
     receives: bool
     line: str  # of the call
 
-    def overlaps(self, tensor: torch.Tensor) -> bool:
+    def overlaps(self, tensor: Tensor) -> bool:
         """Whether its tensor and this one have a byte in common."""
         start = self.tensor.data_ptr()
         end = start + self.tensor.nbytes
@@ -88,17 +89,21 @@ class Transit:
             message = self._in_conflict(tensor, receives)
             if message is not None:
                 raise RuntimeError(_(_BUSY, line=message.line))
-            copy = torch.empty_like(tensor) if receives else tensor.clone()
+            if receives:
+                copy = torch.empty_like(tensor)
+            else:
+                copy = tensor.clone()
             work = call(group, [copy], *args, **options)
             _inner, learner_frame = frames.split(sys._getframe(1))
             line = _line(learner_frame)
-            self.messages[id(work)] = Message(work, tensor, copy, receives, line)
+            message = Message(work, tensor, copy, receives, line)
+            self.messages[id(work)] = message
             return work
 
         frames.UNSEEN.add(with_copy.__code__)  # the recorder asks the function below it
         return with_copy
 
-    def _in_conflict(self, tensor: torch.Tensor, receives: bool) -> Message | None:
+    def _in_conflict(self, tensor: Tensor, receives: bool) -> Message | None:
         """The message on its way that forbids to send or receive a tensor, or None.
 
         The same bytes may be sent twice.
@@ -114,10 +119,11 @@ def _line(learner_frame: FrameType | None) -> str:
     if learner_frame is None:
         return _("its call")
     code = learner_frame.f_code
-    return Frame(code.co_filename, learner_frame.f_lineno, code.co_name).place_and_code
+    frame = Frame(code.co_filename, learner_frame.f_lineno, code.co_name)
+    return frame.place_and_code
 
 
-def _same(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+def _same(tensor: Tensor, other: Tensor) -> bool:
     """Bit for bit, so that nan equals nan."""
     if not tensor.numel():  # an empty one from NumPy has a stride that view() refuses
         return True

@@ -79,7 +79,7 @@ def _draw_again(attempt: Attempt, run: Run, inputs: Inputs) -> list[tuple]:
         if brief(arguments) != brief(again):
             raise Misuse("inputs may depend on its arguments and on torch's random numbers only")
         by_rank.append(arguments)
-    counts = [len(arguments) for arguments in by_rank]
+    counts = list(map(len, by_rank))
     if len(set(counts)) != 1:
         counts = ", ".join(map(str, counts))
         raise Misuse(f"inputs must give every rank as many arguments; it gave {counts}")
@@ -93,8 +93,8 @@ def _wanted(spec: Callable, by_rank: list[tuple], case: Any) -> list[Any]:
         by_parameter = map(list, zip(*by_rank, strict=True))
         wanted = spec(*by_parameter)
     except Exception as error:
-        where = f"on {n} ranks, {case}"
-        raise Misuse(f"spec failed {where}: {type(error).__name__}: {error}") from error
+        kind = type(error).__name__
+        raise Misuse(f"spec failed on {n} ranks, {case}: {kind}: {error}") from error
     if not isinstance(wanted, list | tuple):
         outputs = brief(wanted)
     elif len(wanted) != n:
@@ -112,18 +112,22 @@ def _judge_run(
     trace = attempt.traces[number]
     reports = attempt.reports[number]
     arguments = _draw_again(attempt, run, inputs)
-    given = [", ".join(map(brief, of_rank)) for of_rank in arguments]  # spec may change them
+    given = list(map(_in_short, arguments))  # now, since spec may change them
     dtypes = dtypes_of(arguments)
-    with flops(rules.work and not run.fresh) as count_flops:
+    counts = rules.work and not run.fresh
+    with flops(counts) as count_flops:
         wanted = _wanted(spec, arguments, run.case)
     reason = unwaited(trace)
     if reason:
         return attempt.wrong(number, reason)
+    got = []
+    differences = []
     try:
-        got = [careful.unpack(report.packed) for report in reports]
-        differences = []
-        for pair in zip(wanted, got, strict=True):
-            differences.append(difference(*pair, rules.tolerance, dtypes))
+        for report, wanted_of_rank in zip(reports, wanted, strict=True):
+            result = careful.unpack(report.packed)
+            got.append(result)
+            differs = difference(wanted_of_rank, result, rules.tolerance, dtypes)
+            differences.append(differs)
     except Exception as error:  # whatever an answer returns, it is the answer that is wrong
         message = _(
             "What it returns cannot be compared with what is wanted: {exception}: {error}",
@@ -138,10 +142,17 @@ def _judge_run(
         if report.seen:
             return attempt.wrong(number, report.seen)
     spent = [report.flops for report in reports]
-    reason = broken(rules, trace, run.case, spent, count_flops(), _is_empty(wanted))
+    total = count_flops()
+    is_empty = _is_empty(wanted)
+    reason = broken(rules, trace, run.case, spent, total, is_empty)
     if reason:
         return attempt.wrong(number, reason)
     return None
+
+
+def _in_short(arguments: tuple) -> str:
+    """One rank's arguments, as the table of a failing case shows them."""
+    return ", ".join(map(brief, arguments))
 
 
 def _wrong_results(
@@ -154,20 +165,25 @@ def _wrong_results(
     mistake: str,
 ) -> Outcome:
     """The outcome of a run in which some rank has not returned what is wanted."""
-    wrong = [rank for rank, differs in enumerate(differences) if differs]
+    wrong = []
+    for rank, differs in enumerate(differences):
+        if differs:
+            wrong.append(rank)
     first = wrong[0]
     first_difference = differences[first]
     rows = []
     for rank, arguments in enumerate(given):
         wanted_text = brief(wanted[rank], first_difference)
         got_text = brief(got[rank], first_difference)
-        rows.append(Row(arguments, wanted_text, got_text, bool(differences[rank])))
+        row = Row(arguments, wanted_text, got_text, rank in wrong)
+        rows.append(row)
     parts = []
     if len(wrong) > 1:
         all_wrong = _("{ranks} are wrong.", ranks=ranks(wrong))
         parts.append(capitalized(all_wrong))
     parts.append(mistake)
-    parts.append(_("Rank {rank}: {difference}.", rank=first, difference=first_difference))
+    about_first = _("Rank {rank}: {difference}.", rank=first, difference=first_difference)
+    parts.append(about_first)
     parts.append(_hint(wanted, got, wrong))
     if attempt.runs[number].fresh:
         parts.append(_(_ON_FRESH))
@@ -196,9 +212,10 @@ def _hint(wanted: list[Any], got: list[Any], wrong: list[int]) -> str:
         return _("Does every way through your function come to a `return`?")
     if wanted[first] is None:
         return _("Where None is wanted, nothing is to be returned.")
-    if not isinstance(got[first], list | tuple):
+    result = got[first]
+    if not isinstance(result, list | tuple):
         return ""
-    for n, item in enumerate(got[first]):
+    for n, item in enumerate(result):
         if difference(wanted[first], item) is None:
             return _("It returns too much: item {n} alone is what is wanted.", n=n)
     return ""
@@ -207,7 +224,8 @@ def _hint(wanted: list[Any], got: list[Any], wrong: list[int]) -> str:
 def _counted(events: list[Event]) -> list[str]:
     """Such as `all_reduce once`, for each kind of call."""
     calls = []
-    for kind, n in Counter(event.kind for event in events).items():
+    counts = Counter(event.kind for event in events)
+    for kind, n in counts.items():
         if n == 1:
             calls.append(_("{kind} once", kind=kind))
         else:
@@ -219,7 +237,10 @@ def _calls(trace: Trace, rank: int) -> str:
     """What a rank has called, for a learner to compare with what it should have called."""
     if trace.world_size == 1:
         return ""
-    events = [event for event in trace.of_rank(rank) if event.kind != "wait"]
+    events = []
+    for event in trace.of_rank(rank):
+        if event.kind != "wait":
+            events.append(event)
     if not events:
         return _("It called nothing.")
     if len(events) > _CALLS:
@@ -232,6 +253,8 @@ def _calls(trace: Trace, rank: int) -> str:
 def _is_empty(wanted: list[Any]) -> bool:
     """Whether there is no number in what is wanted, so that no call needs to carry one."""
     for leaf in tree_leaves(wanted):
-        if not isinstance(leaf, torch.Tensor) or leaf.numel():
+        if not isinstance(leaf, torch.Tensor):
+            return False
+        if leaf.numel():
             return False
     return True

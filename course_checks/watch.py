@@ -82,9 +82,13 @@ _NAP_S = 0.0005  # what is left of a learner's sleep where ranks come late
 
 def _random_numbers() -> tuple:
     """The states of the global random generators."""
+    torch_state = torch.default_generator.get_state().tolist()
+    python_state = random.getstate()
+    numpy_state = ""
     numpy = sys.modules.get("numpy")
-    numpy_state = str(numpy.random.get_state()) if numpy else ""
-    return torch.default_generator.get_state().tolist(), random.getstate(), numpy_state
+    if numpy:
+        numpy_state = str(numpy.random.get_state())
+    return torch_state, python_state, numpy_state
 
 
 class _State(NamedTuple):
@@ -105,7 +109,8 @@ _KEPT = {
     _OPTIONAL: _State(_random_numbers, N_("the global random numbers are not where they were")),
 }
 # What may stand in options of `check`.
-WORDS = {"allow": {*_DOES, *_KEPT} - {_OPTIONAL}, "keep": {_OPTIONAL}}
+_ALWAYS_KEPT = set(_KEPT) - {_OPTIONAL}
+WORDS = {"allow": _ALWAYS_KEPT | set(_DOES), "keep": {_OPTIONAL}}
 
 
 class Watch:
@@ -127,10 +132,8 @@ class Watch:
         self._allow = set(rules.allow)
         self._hide = rules.hide
         self._counts = rules.work
-        self._kept = set(rules.keep)
-        for kind in _KEPT:
-            if kind not in self._allow and kind != _OPTIONAL:
-                self._kept.add(kind)
+        self._kept = _ALWAYS_KEPT - self._allow
+        self._kept.update(rules.keep)
         if makes_group:
             self._kept.discard("environment")  # it may say where ranks meet
         self._on = False  # whether the answer runs
@@ -143,18 +146,20 @@ class Watch:
         """In the rank, before the answer runs: notice side channels, and be able to come late."""
         self._pid = os.getpid()
         self._rank = int(os.environ["RANK"])
-        self._exercise: set[str] = set()  # files that wrap the answer
-        answer = inspect.unwrap(self.fn, stop=lambda wrapper: self._exercise.add(file_of(wrapper)))
-        self._exercise.discard(file_of(answer))
+        answer = inspect.unwrap(self.fn)
+        self._exercise = _files_that_wrap(self.fn, answer)
         names = getattr(answer, "__globals__", {})
-        _seal([self._spec, *self._hide, *_specifications(names)], names)
+        specifications = _specifications(names)
+        _seal([self._spec, *self._hide, *specifications], names)
         self._shared = shared_value(answer)
         self._replace_calls(names)
         for channel, (owner, pattern) in _FUNCTIONS.items():
             for name in filter(pattern.search, vars(owner)):
                 function = getattr(owner, name)
-                setattr(owner, name, self._noticing(channel, function))
-        torch._C.PyTorchFileWriter = self._noticing("files", torch._C.PyTorchFileWriter)
+                noticing = self._noticing(channel, function)
+                setattr(owner, name, noticing)
+        writer = torch._C.PyTorchFileWriter
+        torch._C.PyTorchFileWriter = self._noticing("files", writer)
         sys.addaudithook(self._audit)
         Transit().listen()
         if c10d.is_initialized():
@@ -197,8 +202,9 @@ class Watch:
         if self._shared and "memory" not in self._allow:
             self.seen = sentences(self._says_shared(), _(_ONLY))
         self._sleep(self._late_s or 0)
+        counts = self._counts and late is None  # which takes time: once is enough
         self._on = True
-        with flops(self._counts and late is None) as count:  # which takes time: once is enough
+        with flops(counts) as count:
             yield
         self._on = False
         self.flops = count()
@@ -229,15 +235,18 @@ class Watch:
     def _delay(self, call: Any) -> None:
         """Come late to the second and third call of the group; the first is late already."""
         self._calls += 1
-        if self._on and self._late_s and self._calls in (2, 3):
+        if not self._on or not self._late_s:
+            return
+        if self._calls in (2, 3):
             self._sleep(self._late_s)
 
     def _nap(self, seconds: float) -> None:
         """Instead of `time.sleep`: where ranks come late on purpose, a sleep is no barrier."""
         caller = sys._getframe(1)
         file = caller.f_code.co_filename
-        is_answers = self._on and is_learners(file) and file not in self._exercise
-        if is_answers and self._late_s is not None:
+        is_answers = is_learners(file) and file not in self._exercise
+        is_late_on_purpose = self._on and self._late_s is not None
+        if is_answers and is_late_on_purpose:
             seconds = min(seconds, _NAP_S)
         self._sleep(seconds)
 
@@ -266,7 +275,9 @@ class Watch:
 
     def _notice(self, channel: str, frame: FrameType | None) -> None:
         """A side channel is used in this frame: say so if the answer is responsible for it."""
-        if self.seen or channel in self._allow or os.getpid() != self._pid:
+        if self.seen or channel in self._allow:
+            return
+        if os.getpid() != self._pid:
             return
         frame = _responsible(frame)
         if frame is None:
@@ -274,9 +285,20 @@ class Watch:
         code = frame.f_code
         if code.co_filename in self._exercise:
             return
-        line = Frame(code.co_filename, frame.f_lineno, code.co_name)
-        does = _(_DOES[channel], rank=self._rank, line=line.place_and_code)
+        place = Frame(code.co_filename, frame.f_lineno, code.co_name)
+        line = place.place_and_code
+        does = _(_DOES[channel], rank=self._rank, line=line)
         self.seen = sentences(does, _(_ONLY))
+
+
+def _files_that_wrap(fn: Callable, answer: Callable) -> set[str]:
+    """The files of the functions around an answer, without its own."""
+    files = set()
+    while hasattr(fn, "__wrapped__"):
+        files.add(file_of(fn))
+        fn = fn.__wrapped__
+    files.discard(file_of(answer))
+    return files
 
 
 def _responsible(frame: FrameType | None) -> FrameType | None:
@@ -285,7 +307,8 @@ def _responsible(frame: FrameType | None) -> FrameType | None:
         file = frame.f_code.co_filename
         if is_learners(file):
             return frame
-        if file.startswith(_OWN_BUSINESS) and not file.startswith(_FOR_CALLERS):
+        is_for_its_caller = file.startswith(_FOR_CALLERS)
+        if file.startswith(_OWN_BUSINESS) and not is_for_its_caller:
             return None
         frame = frame.f_back
     return None
@@ -295,11 +318,14 @@ def _is_side_channel(channel: str, event: str, arguments: tuple, caller: FrameTy
     """Whether an event that Python reports can carry something from rank to rank."""
     if event == "open":
         path, _mode, flags = arguments
-        writes = bool(flags & (os.O_WRONLY | os.O_RDWR))
-        return writes and not isinstance(path, int) and path != os.devnull
+        if isinstance(path, int) or path == os.devnull:
+            return False
+        writes = os.O_WRONLY | os.O_RDWR
+        return bool(flags & writes)
     if channel == "memory":
         descriptor, _length, access = arguments[:3]
-        return descriptor != -1 and access != mmap.ACCESS_READ
+        has_file = descriptor != -1
+        return has_file and access != mmap.ACCESS_READ
     if channel == "frames":
         return _asks_for_frames(event, arguments, caller)
     return True
@@ -307,17 +333,22 @@ def _is_side_channel(channel: str, event: str, arguments: tuple, caller: FrameTy
 
 def _asks_for_frames(event: str, arguments: tuple, caller: FrameType | None) -> bool:
     """Whether an answer's own line asks, by itself or through `inspect`, and no library."""
-    if event == "object.__getattr__" and arguments[1] not in _TO_FRAMES:
-        return False
+    if event == "object.__getattr__":
+        _owner, attribute = arguments
+        if attribute not in _TO_FRAMES:
+            return False
     asks_for_others = [inspect.__file__]
     code = caller.f_code if caller else None
     if code is traceback.walk_stack.__code__:  # who prints a stack is no spy
         asks_for_others.append(traceback.__file__)
     elif code is logging.currentframe.__code__:  # nor is who writes a log
         caller = caller.f_back
-    while caller and caller.f_code.co_filename in asks_for_others:
+    while caller:
+        file = caller.f_code.co_filename
+        if file not in asks_for_others:
+            return is_learners(file)
         caller = caller.f_back
-    return caller is not None and is_learners(caller.f_code.co_filename)
+    return False
 
 
 def _handle(handler: Callable, number: int, frame: FrameType | None) -> Any:
@@ -335,14 +366,19 @@ def _no_answer(*arguments: Any, refuse: Callable, **options: Any) -> None:
 
 def _specifications(names: dict[str, Any]) -> list[Callable]:
     """Those of all exercises of a notebook, which are called `NAME_spec`."""
-    return [value for name, value in names.items() if name.endswith("_spec") and callable(value)]
+    specifications = []
+    for name, value in names.items():
+        if name.endswith("_spec") and callable(value):
+            specifications.append(value)
+    return specifications
 
 
 def _seal(functions: Collection[Callable], names: dict[str, Any]) -> None:
     """Have these functions refuse to be called, and what a notebook has made of their code."""
     codes = set()
     for function in functions:
-        code = getattr(inspect.unwrap(function), "__code__", None)
+        inner = inspect.unwrap(function)
+        code = getattr(inner, "__code__", None)
         codes.add(code)
     copies = []
     for value in names.values():
@@ -350,6 +386,6 @@ def _seal(functions: Collection[Callable], names: dict[str, Any]) -> None:
             copies.append(value)
     for function in [*functions, *copies]:
         with contextlib.suppress(AttributeError, TypeError, ValueError):  # a class; a closure
-            sealed = inspect.unwrap(function)
-            sealed.__code__ = _no_answer.__code__
-            sealed.__kwdefaults__ = {"refuse": _refuse}
+            inner = inspect.unwrap(function)
+            inner.__code__ = _no_answer.__code__
+            inner.__kwdefaults__ = {"refuse": _refuse}

@@ -45,8 +45,9 @@ class Program:
     def __init__(self, title: str, words: list[str], **options: object) -> None:
         self.title = title
         self._files = [TemporaryFile(), TemporaryFile()]  # noqa: SIM115 - readable to the last
-        weakref.finalize(self, lambda files: [file.close() for file in files], self._files)
         output, errors = self._files
+        for file in self._files:
+            weakref.finalize(self, file.close)
         self.process = subprocess.Popen(
             words, stdin=subprocess.DEVNULL, stdout=output, stderr=errors, **options
         )
@@ -81,16 +82,23 @@ def wait(programs: Sequence[Program], text: str, timeout_s: float) -> list[str]:
     while True:
         running = [program for program in programs if program.process.poll() is None]
         has_failed = any(program.process.returncode for program in programs)
-        if not running or has_failed or (text and text in running[0].output):
+        if not running or has_failed:
+            break
+        first = running[0]
+        if text and text in first.output:
             break
         if deadline.is_over():
-            slow = running[0]
-            raise TimeoutError(f"{slow.title!r} took over {timeout_s:g} s:\n{slow.everything}")
+            took = f"{first.title!r} took over {timeout_s:g} s"
+            raise TimeoutError(f"{took}:\n{first.everything}")
         time.sleep(0.02)
     for program in programs:
         code = program.process.returncode
-        if text not in program.output or (code and not text):
-            raise RuntimeError(f"{program.title!r} ended with {code}:\n{program.everything}")
+        has_failed = text not in program.output
+        if not text and code:
+            has_failed = True
+        if has_failed:
+            end = f"{program.title!r} ended with {code}"
+            raise RuntimeError(f"{end}:\n{program.everything}")
     return [program.output for program in programs]
 
 
@@ -98,7 +106,8 @@ class Host:
     """Host 0 or 1; `address` and `interface` are between the hosts, `outside` is on another net."""
 
     def __init__(self, number: int, form: str, disk: Path) -> None:
-        self.number, self.disk = number, disk.absolute()
+        self.number = number
+        self.disk = disk.absolute()
         self._programs: list[Program] = []
         self._enter: list[str] = []  # what a command on this host begins with
         self._mark = f"{os.getpid()}.{time.monotonic_ns()}"
@@ -110,31 +119,43 @@ class Host:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
         )
-        complaint = self.watcher.stdout.readline().decode().strip()
+        first_line = self.watcher.stdout.readline()
+        complaint = first_line.decode().strip()
         if complaint:
             self.watcher.communicate()
             raise RuntimeError(complaint)
         self.watcher.stdout.close()
         if form == "namespaces":
-            spaces = f"/proc/{self.watcher.pid}/ns"
-            self._enter = ["nsenter", f"--net={spaces}/net", f"--pid={spaces}/pid_for_children"]
-            self._enter += [f"--mount={spaces}/mnt", f"--wd={self.disk}"]
+            self._enter = self._entrance()
             self.interface = "eth0"
-            self.address, self.outside = f"10.9.0.{number + 1}", f"203.0.113.{number + 1}"
+            self.address = f"10.9.0.{number + 1}"
+            self.outside = f"203.0.113.{number + 1}"
         elif sys.platform == "darwin":  # where loopback has one address
             self.interface = "lo0"
-            self.address = self.outside = "127.0.0.1"
+            self.address = "127.0.0.1"
+            self.outside = "127.0.0.1"
         else:
             self.interface = "lo"
-            self.address, self.outside = f"127.0.0.{number + 1}", f"127.0.0.{number + 11}"
+            self.address = f"127.0.0.{number + 1}"
+            self.outside = f"127.0.0.{number + 11}"
+
+    def _entrance(self) -> list[str]:
+        """The words that lead a command into the namespaces of the watcher."""
+        spaces = f"/proc/{self.watcher.pid}/ns"
+        network = f"--net={spaces}/net"
+        processes = f"--pid={spaces}/pid_for_children"
+        mounts = f"--mount={spaces}/mnt"
+        return ["nsenter", network, processes, mounts, f"--wd={self.disk}"]
 
     def start(self, command: str, env: Env = None) -> Program:
         """Start a command, without a shell; `python`, `torchrun` and scripts use this Python."""
         name, *arguments = shlex.split(command)
         if name in _PYTHON:
             words = _PYTHON[name]
+        elif name.endswith(".py"):
+            words = [sys.executable, name]
         else:
-            words = [sys.executable, name] if name.endswith(".py") else [name]
+            words = [name]
         environment = {
             **os.environ,
             "OMP_NUM_THREADS": "1",
@@ -151,7 +172,8 @@ class Host:
         )
         self._programs.append(program)
         if not self._enter:
-            self.watcher.stdin.write(f"{program.process.pid}\n".encode())
+            line = f"{program.process.pid}\n"
+            self.watcher.stdin.write(line.encode())
         return program
 
     def run(self, command: str, env: Env = None, timeout_s: float = 240.0) -> str:
@@ -160,10 +182,13 @@ class Host:
 
     def ip(self, *lines: str) -> None:
         """Configure the network of this namespace, with process ids as they are outside of it."""
-        words = [*self._enter[:2], "ip", "-batch", "-"]
-        run = subprocess.run(words, input="\n".join(lines), capture_output=True, text=True)
+        into_network = self._enter[:2]
+        words = [*into_network, "ip", "-batch", "-"]
+        batch = "\n".join(lines)
+        run = subprocess.run(words, input=batch, capture_output=True, text=True)
         if run.returncode:
-            first_line, *_ = run.stderr.strip().split("\n")
+            complaint = run.stderr.strip()
+            first_line, *_ = complaint.split("\n")
             raise RuntimeError(first_line)
 
     def cut_power(self) -> None:

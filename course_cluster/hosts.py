@@ -76,15 +76,17 @@ def two_hosts(disk: str | Path = ".", form: str = "auto") -> Iterator[Hosts]:
         RuntimeError: form="namespaces", and this machine does not allow them.
     """
     with contextlib.ExitStack() as stack:
+        folder = Path(disk)
         why = ""
         try:
-            hosts = _built(stack, "namespaces" if form == "auto" else form, Path(disk))
+            first_choice = "namespaces" if form == "auto" else form
+            hosts = _built(stack, first_choice, folder)
         except RuntimeError as error:
             if form != "auto":
                 raise
             stack.close()
             why = f" (namespaces: {error})"
-            hosts = _built(stack, "loopback", Path(disk))
+            hosts = _built(stack, "loopback", folder)
         _say_once(f"hosts: {FORMS[hosts.form]}{why}")
         yield hosts
 
@@ -102,15 +104,22 @@ def _built(stack: contextlib.ExitStack, form: str, disk: Path) -> Hosts:
         host = Host(number, form, disk)
         both.append(stack.enter_context(contextlib.closing(host)))
     hosts = Hosts(both)
-    hosts.form, hosts.port = form, 23456
+    hosts.form = form
+    hosts.port = 23456
     if form == "namespaces":
-        cable = f"link add {{0}} type veth peer name {{0}} netns {hosts[1].watcher.pid}"
-        hosts[0].ip(cable.format("eth0"), cable.format("eth1"))
-        for host in hosts:
-            host.ip(f"address add {host.address}/24 dev eth0")
-            host.ip(f"address add {host.outside}/24 dev eth1")
-            host.ip(*[f"link set {name} up" for name in ("lo", "eth0", "eth1")])
+        _plug_in(*hosts)
     else:
-        with socket.create_server((hosts[0].address, 0)) as free:
-            hosts.port = free.getsockname()[1]
+        any_port = (hosts[0].address, 0)
+        with socket.create_server(any_port) as server:
+            _address, hosts.port = server.getsockname()
     return hosts
+
+
+def _plug_in(first: Host, second: Host) -> None:
+    """Join two network namespaces by two cables, and give their ends addresses."""
+    for name in ("eth0", "eth1"):
+        first.ip(f"link add {name} type veth peer name {name} netns {second.watcher.pid}")
+    for host in (first, second):
+        host.ip(f"address add {host.address}/24 dev eth0")
+        host.ip(f"address add {host.outside}/24 dev eth1")
+        host.ip("link set lo up", "link set eth0 up", "link set eth1 up")

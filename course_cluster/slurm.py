@@ -66,10 +66,11 @@ def program(name: str) -> str:
     Raises:
         RuntimeError: It is not here.
     """
-    path = shutil.which(name, path=SBIN) or shutil.which(f"{name}-wlm", path=SBIN)
-    if path is None:
-        raise RuntimeError(f"no {name} here")
-    return path
+    for installed in (name, f"{name}-wlm"):
+        path = shutil.which(installed, path=SBIN)
+        if path is not None:
+            return path
+    raise RuntimeError(f"no {name} here")
 
 
 _say_once = functools.cache(print)
@@ -79,7 +80,9 @@ class Job:
     """A batch script that was handed over; `log` is what it has written up to now."""
 
     def __init__(self, number: str, path: Path, why: Callable[[], str] = str) -> None:
-        self.number, self._path, self._why = number, path, why
+        self.number = number
+        self._path = path
+        self._why = why
 
     @property
     def log(self) -> str:
@@ -96,8 +99,9 @@ class Job:
         deadline = Deadline(timeout_s)
         while text not in self.log:
             if deadline.is_over():
-                problem = f"no {text!r} after {timeout_s:g} s:\n{self.log}\n{self._why()}"
-                raise TimeoutError(problem)
+                problem = f"no {text!r} after {timeout_s:g} s"
+                why = self._why()
+                raise TimeoutError(f"{problem}:\n{self.log}\n{why}")
             time.sleep(0.05)
         return self.log
 
@@ -115,7 +119,8 @@ class Recording:
     def submit(self, script: str) -> Job:
         """Take the job as done, with the log that it had under a real Slurm."""
         log = self.nodes[0].disk / f"{script}.log"
-        log.write_text(json.loads(RECORDED.read_text())[script])
+        recorded = json.loads(RECORDED.read_text())
+        log.write_text(recorded[script])
         return Job("1", log)
 
 
@@ -140,8 +145,9 @@ class Slurm(Recording):
         if plugins:
             self._env["LD_LIBRARY_PATH"] = f"{plugins}{os.pathsep}{plugins.parent}"
         self._configure(folder, f"PluginDir={plugins}" if plugins else "")
-        files = " ".join(f"--{name}-file={folder}/munge.{name}" for name in MUNGE)
-        munge = f"{munged} --foreground --force --socket={folder}/munge.socket {files}"
+        munge = f"{munged} --foreground --force --socket={folder}/munge.socket"
+        for name in MUNGE:
+            munge += f" --{name}-file={folder}/munge.{name}"
         nodes[0].start(munge, self._env)
         nodes[0].start(f"{control} -D", self._env)
         stepd = daemon.replace("slurmd", "slurmstepd")
@@ -184,7 +190,8 @@ class Slurm(Recording):
         """Hand a batch script over by `sbatch`."""
         log = self.nodes[0].disk / f"{script}.log"
         log.unlink(missing_ok=True)
-        number = self.run(f"sbatch --parsable --output={log.name} {script}").strip()
+        printed = self.run(f"sbatch --parsable --output={log.name} {script}")
+        number = printed.strip()
         return Job(number, log, self._queue)
 
     def _queue(self) -> str:
@@ -208,5 +215,6 @@ def two_nodes(disk: str | Path = ".") -> Iterator[Recording]:
             _say_once(f"slurm: two nodes of a real one, {version}")
         except RuntimeError as error:
             slurm = Recording(nodes)
-            _say_once(f"slurm: a recording ({str(error).splitlines()[0]})")
+            reason, *_further_lines = str(error).splitlines()
+            _say_once(f"slurm: a recording ({reason})")
         yield slurm

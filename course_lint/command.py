@@ -3,6 +3,7 @@
 import argparse
 import ast
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from pathlib import Path
 
 from course_lint.rules import RULES, Finding
@@ -19,11 +20,12 @@ def lint(text: str) -> list[Finding]:
         SyntaxError: it is no Python.
     """
     script = Script(ast.parse(text))
-    findings: dict[tuple[int, str], Finding] = {}
+    findings = {}  # by line and rule, the first one
     for rule in RULES:
         for finding in rule(script):
-            findings.setdefault((finding.line, finding.rule), finding)
-    return sorted(findings.values(), key=lambda finding: finding.line)
+            place = finding.line, finding.rule
+            findings.setdefault(place, finding)
+    return sorted(findings.values(), key=attrgetter("line"))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -40,7 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             status = 2
             continue
         for finding in findings:
-            print(f"{path}:{finding.line}: {finding.rule}: {finding.sentence}")
+            place = f"{path}:{finding.line}"
+            print(f"{place}: {finding.rule}: {finding.sentence}")
             print(f"    See it happen: {finding.shown}")
             status = status or 1
     return status

@@ -4,12 +4,15 @@ import ast
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from course_lint.script import DDP, Function, Meeting, Script, blocks, calls_in
+from course_lint.script import DDP, Block, Function, Meeting, Script, blocks, calls_in, has_else
 
 _LOADERS = ("loader", "batches", "train_dl", "train_iter", "train_data")
 _FOR_EVALUATION = ("val", "test", "eval", "dev_")
 _TELLS_OTHERS = ("reduce", "gather", "broadcast")
+_LOOPS = ast.For | ast.While
+_LEADS_AWAY = ast.Raise | ast.Return | ast.Break
 _ENDS_ALL = ("KeyboardInterrupt", "StopIteration", "SystemExit")  # who catches these doesn't go on
+_FIRST_RANK = ("rank", "master", "main_process")  # in names of decorators that let it in alone
 _RANDOM = {"rand", "randn", "randint", "randperm", "rand_like", "randn_like", "multinomial"}
 _ASKS_DATA = {"isnan", "isinf", "isfinite"}
 # What the program or its arguments bring about, and so on every rank alike.
@@ -47,6 +50,8 @@ class Finding:
     shown: Cell
 
 
+Findings = Iterator[Finding]
+
 HANGS = Cell("08_it_hangs_lies_or_dies", "2 · Who never arrived?", "launch")
 RUNS_OUT = Cell("07_data_batches_numerics", "3 · When a rank runs out of data", "Join")
 SAMPLES = Cell("07_data_batches_numerics", "1 · Who is dealt which sample?", "set_epoch")
@@ -57,14 +62,16 @@ CHECKPOINT = Cell("04_ddp_training", "5 · What belongs in a checkpoint?", "torc
 SHARDED = Cell("13_hold_less", "One rank alone", "dist.get_rank() == 0")
 
 
-def meets_under_rank(script: Script) -> Iterator[Finding]:
+def meets_under_rank(script: Script) -> Findings:
     """A call that all ranks have to make, below an `if` that asks for the rank."""
     for call in script.calls:
         meeting = script.meets(call)
         if not meeting:
             continue
         condition = script.rank_condition(call)
-        if condition is None or _others_meet_it(script, call, condition):
+        if condition is None:
+            continue
+        if _others_meet_it(script, call, condition):
             continue
         sentence = (
             f"{meeting} needs every rank, but the condition in line {condition.lineno} "
@@ -78,7 +85,9 @@ def _others_meet_it(script: Script, call: ast.Call, condition: ast.AST) -> bool:
     """Whether the ranks that do not come to a call make their part of it elsewhere."""
     if _has_counterpart(script, call, condition):
         return True
-    return _is_answered(script, call, condition) or _is_half_of_a_protocol(script, call, condition)
+    if _is_answered(script, call, condition):
+        return True
+    return _is_half_of_a_protocol(script, call, condition)
 
 
 def _has_counterpart(script: Script, call: ast.Call, condition: ast.AST) -> bool:
@@ -92,7 +101,9 @@ def _has_counterpart(script: Script, call: ast.Call, condition: ast.AST) -> bool
     below = set(ast.walk(condition))
     is_below = call in below
     for other in script.calls:
-        if script.function_of(other) is not function or script.meets(other) != meeting:
+        if script.function_of(other) is not function:
+            continue
+        if script.meets(other) != meeting:
             continue
         other_condition = script.rank_condition(other)
         if other_condition is None:
@@ -107,15 +118,17 @@ def _has_counterpart(script: Script, call: ast.Call, condition: ast.AST) -> bool
 
 def _is_answered(script: Script, call: ast.Call, condition: ast.AST) -> bool:
     """Whether the other branch makes this call as often, or hands on the function called here."""
-    if not isinstance(condition, ast.If) or not condition.orelse:
+    if not has_else(condition):
         return False
-    branch, other_branch = condition.body, condition.orelse
+    branch = condition.body
+    other_branch = condition.orelse
     if call in calls_in(other_branch):
         branch, other_branch = other_branch, branch
     if call not in calls_in(branch):
         return False
     meeting = script.meets(call)
-    if _times_met(script, other_branch, meeting) >= _times_met(script, branch, meeting):
+    times = _times_met(script, branch, meeting)
+    if _times_met(script, other_branch, meeting) >= times:
         return True
     function = ast.unparse(call.func)
     handed_on = []
@@ -124,7 +137,7 @@ def _is_answered(script: Script, call: ast.Call, condition: ast.AST) -> bool:
     return function in handed_on
 
 
-def _times_met(script: Script, block: list[ast.stmt], name: str) -> int:
+def _times_met(script: Script, block: Block, name: str) -> int:
     """How often a call of that name stands in a block."""
     times = 0
     for meeting in script.meetings_in(block):
@@ -138,19 +151,22 @@ def _is_half_of_a_protocol(script: Script, call: ast.Call, condition: ast.AST) -
 
     So does the signal that rank 0 sends in a callback, and that the others await in a loop.
     """
-    if not _keyword(call, "src") and not _keyword(call, "dst"):
+    has_one_peer = _keyword(call, "src") or _keyword(call, "dst")
+    if not has_one_peer:
         return False
     text = ast.unparse(call)
     for other in script.calls:
-        if ast.unparse(other) == text and script.rank_condition(other) not in (None, condition):
+        if ast.unparse(other) != text:
+            continue
+        if script.rank_condition(other) not in (None, condition):
             return True
     return False
 
 
-def meets_under_data(script: Script) -> Iterator[Finding]:
+def meets_under_data(script: Script) -> Findings:
     """A call that all ranks have to make, which some skip because of what their own data say."""
-    for condition in ast.walk(script.tree):
-        if not isinstance(condition, ast.If) or not _asks_local_data(script, condition):
+    for condition in script.nodes(ast.If):
+        if not _asks_local_data(script, condition):
             continue
         meeting = _met_by_some(script, condition)
         if meeting is None:
@@ -175,16 +191,26 @@ def _asks_local_data(script: Script, condition: ast.If) -> bool:
 
 def _data_asked(script: Script, condition: ast.If) -> list[ast.AST]:
     """What a test calls `isnan` or the like of, and what loss it compares to end a loop."""
-    ends_the_loop = isinstance(condition.body[-1], ast.Break)
+    end = condition.body[-1]
+    ends_the_loop = isinstance(end, ast.Break)
     asked: list[ast.AST] = []
     for node in ast.walk(condition.test):
-        if isinstance(node, ast.Call) and script.last_name(node.func) in _ASKS_DATA:
-            asked += node.args
-            if isinstance(node.func, ast.Attribute) and not node.args:
-                asked.append(node.func.value)
-        if ends_the_loop and isinstance(node, ast.Compare) and _is_loss(script, node.left):
-            asked.append(node.left)
+        if isinstance(node, ast.Call):
+            function = node.func
+            if script.last_name(function) in _ASKS_DATA:
+                asked += node.args or _object_of_method(function)
+        if ends_the_loop and isinstance(node, ast.Compare):
+            compared = node.left
+            if _is_loss(script, compared):
+                asked.append(compared)
     return asked
+
+
+def _object_of_method(function: ast.expr) -> list[ast.expr]:
+    """What a method is called of, such as `loss` in `loss.isnan()`; nothing for a function."""
+    if isinstance(function, ast.Attribute):
+        return [function.value]
+    return []
 
 
 def _is_loss(script: Script, node: ast.AST) -> bool:
@@ -195,7 +221,8 @@ def _names_told_to_others(script: Script) -> set[str]:
     """The names that stand in collectives, or are given what these return."""
     names = set()
     for call in script.calls:
-        if not _has_word(script.last_name(call.func), _TELLS_OTHERS):
+        called = script.called(call)
+        if not _has_word(called, _TELLS_OTHERS):
             continue
         names |= _names_in(call)
         statement = script.parent.get(call)
@@ -206,7 +233,11 @@ def _names_told_to_others(script: Script) -> set[str]:
 
 
 def _names_in(node: ast.AST) -> set[str]:
-    return {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+    names = set()
+    for part in ast.walk(node):
+        if isinstance(part, ast.Name):
+            names.add(part.id)
+    return names
 
 
 def _has_word(text: str, words: Iterable[str]) -> bool:
@@ -225,25 +256,25 @@ def _met_by_some(script: Script, condition: ast.If) -> Meeting | None:
     block = _block_of(script, condition)
     skipped = block  # by a break: of the rounds that do not come
     if isinstance(end, ast.Continue):
-        skipped = block[block.index(condition) + 1 :]
+        place = block.index(condition)
+        skipped = block[place + 1 :]
     return next(script.meetings_in(skipped), None)
 
 
-def _block_of(script: Script, statement: ast.stmt) -> list[ast.stmt]:
+def _block_of(script: Script, statement: ast.stmt) -> Block:
     for block in blocks(script.parent[statement]):
         if statement in block:
             return block
     return [statement]
 
 
-def meets_under_exception(script: Script) -> Iterator[Finding]:
+def meets_under_exception(script: Script) -> Findings:
     """A call that all ranks have to make, and an exception of one rank that leads around it."""
-    for attempt in ast.walk(script.tree):
-        if not isinstance(attempt, ast.Try):
-            continue
+    for attempt in script.nodes(ast.Try):
         meets_itself = any(script.meetings_in(attempt.body))
         for handler in attempt.handlers:
-            if not meets_itself and not _is_on_all_ranks(script, handler):
+            is_of_one_rank = not _is_on_all_ranks(script, handler)
+            if is_of_one_rank and not meets_itself:
                 yield from _met_in_handler(script, handler)
             yield from _met_before_it_was_swallowed(script, attempt, handler)
 
@@ -259,9 +290,9 @@ def _is_on_all_ranks(script: Script, handler: ast.ExceptHandler) -> bool:
     return names <= _ON_ALL_RANKS
 
 
-def _met_in_handler(script: Script, handler: ast.ExceptHandler) -> Iterator[Finding]:
+def _met_in_handler(script: Script, handler: ast.ExceptHandler) -> Findings:
     for meeting in script.meetings_in(handler.body):
-        if script.last_name(meeting.call.func) == "destroy_process_group":
+        if script.called(meeting.call) == "destroy_process_group":
             continue
         sentence = (
             f"{meeting.name} needs every rank, but only a rank that has caught an exception comes "
@@ -272,9 +303,11 @@ def _met_in_handler(script: Script, handler: ast.ExceptHandler) -> Iterator[Find
 
 def _met_before_it_was_swallowed(
     script: Script, attempt: ast.Try, handler: ast.ExceptHandler
-) -> Iterator[Finding]:
+) -> Findings:
     """A rank that catches its own exception goes on, and has skipped what the others wait in."""
-    if not _goes_on(handler) or not _in_loop(script, attempt):
+    if not _goes_on(handler):
+        return
+    if not _in_loop(script, attempt):
         return
     for meeting in script.meetings_in(attempt.body):
         sentence = (
@@ -291,7 +324,7 @@ def _goes_on(handler: ast.ExceptHandler) -> bool:
     if _has_word(caught, _ENDS_ALL):
         return False
     for node in ast.walk(handler):
-        if isinstance(node, ast.Raise | ast.Return | ast.Break):
+        if isinstance(node, _LEADS_AWAY):
             return False
         if isinstance(node, ast.Call):
             called = ast.unparse(node.func)
@@ -301,13 +334,13 @@ def _goes_on(handler: ast.ExceptHandler) -> bool:
 
 
 def _in_loop(script: Script, node: ast.AST) -> bool:
-    return any(isinstance(above, ast.For | ast.While) for above in script.above(node))
+    return any(isinstance(above, _LOOPS) for above in script.above(node))
 
 
-def meets_in_uneven_loop(script: Script) -> Iterator[Finding]:
+def meets_in_uneven_loop(script: Script) -> Findings:
     """A call that all ranks have to make, in a loop that has another length on each rank."""
-    for loop in ast.walk(script.tree):
-        if not isinstance(loop, ast.For) or not script.depends_on_rank(loop.iter):
+    for loop in script.nodes(ast.For):
+        if not script.depends_on_rank(loop.iter):
             continue
         meeting = next(script.meetings_in(loop.body), None)
         if meeting is None:
@@ -320,12 +353,16 @@ def meets_in_uneven_loop(script: Script) -> Iterator[Finding]:
         yield Finding(loop.lineno, "meets-in-uneven-loop", sentence, RUNS_OUT)
 
 
-def no_set_epoch(script: Script) -> Iterator[Finding]:
+def no_set_epoch(script: Script) -> Findings:
     """A DistributedSampler that shuffles, in a script with epochs that never tells it which one."""
-    if "set_epoch" in script.calls_of or not _has_epochs(script):
+    if "set_epoch" in script.calls_of:
+        return
+    if not _has_epochs(script):
         return
     for call in script.calls_of.get("DistributedSampler", ()):
-        if _keyword(call, "shuffle") == "False" or "epoch" in _keyword(call, "seed"):
+        if _keyword(call, "shuffle") == "False":
+            continue
+        if "epoch" in _keyword(call, "seed"):
             continue
         if _is_for_evaluation(script, call):
             continue
@@ -342,7 +379,8 @@ def _is_for_evaluation(script: Script, sampler: ast.Call) -> bool:
     while isinstance(target, ast.IfExp | ast.Call | ast.keyword):
         target = script.parent.get(target)
     if target:
-        name, _equals, _value = ast.unparse(target).partition("=")
+        assigned = ast.unparse(target)
+        name, _equals, _value = assigned.partition("=")
         if _has_word(name.lower(), _FOR_EVALUATION):
             return True
     if not sampler.args:
@@ -352,11 +390,12 @@ def _is_for_evaluation(script: Script, sampler: ast.Call) -> bool:
 
 
 def _has_epochs(script: Script) -> bool:
-    for node in ast.walk(script.tree):
-        if isinstance(node, ast.For):
-            head = ast.unparse(node.target) + ast.unparse(node.iter)
-            if "epoch" in head.lower():
-                return True
+    for loop in script.nodes(ast.For):
+        target = ast.unparse(loop.target)
+        values = ast.unparse(loop.iter)
+        head = target + values
+        if "epoch" in head.lower():
+            return True
     return False
 
 
@@ -367,11 +406,12 @@ def _keyword(call: ast.Call, name: str) -> str:
     return ""
 
 
-def device_by_global_rank(script: Script) -> Iterator[Finding]:
+def device_by_global_rank(script: Script) -> Findings:
     """A GPU chosen by the global rank, which on a second node counts on."""
     for call in script.calls:
-        name = script.last_name(call.func)
-        if any(map(script.is_global_rank, _gpu_numbers(call, name))):
+        name = script.called(call)
+        numbers = _gpu_numbers(call, name)
+        if any(map(script.is_global_rank, numbers)):
             sentence = (
                 f"{name} takes the global rank for the number of a GPU: on the second node there "
                 "is no such GPU. Use the local rank, os.environ['LOCAL_RANK']."
@@ -386,34 +426,49 @@ def _gpu_numbers(call: ast.Call, name: str) -> list[ast.expr]:
     if name not in DDP:
         return []
     for keyword in call.keywords:
-        if keyword.arg == "device_ids" and isinstance(keyword.value, ast.List):
-            return keyword.value.elts
+        value = keyword.value
+        if keyword.arg == "device_ids" and isinstance(value, ast.List):
+            return value.elts
     return []
 
 
-def same_random_numbers(script: Script) -> Iterator[Finding]:
+def same_random_numbers(script: Script) -> Findings:
     """Every rank seeded alike, in a script that draws random numbers for each batch."""
-    seeds = [call for call in script.calls_of.get("manual_seed", ()) if _is_torchs(script, call)]
-    if not seeds or not script.is_distributed():
+    if not script.is_distributed():
         return
-    for call in seeds:
-        if "rank" in ast.unparse(call) or any(map(script.depends_on_rank, call.args)):
-            return
+    seed_line = _line_that_seeds_alike(script)
+    if seed_line is None:
+        return
     for call in script.calls:
-        name = script.last_name(call.func)
+        name = script.called(call)
         if name not in _RANDOM or _keyword(call, "generator"):
             continue
         if _is_torchs(script, call) and _draws_for_batch(script, call):
             sentence = (
-                f"Every rank was seeded alike in line {seeds[0].lineno}, so {name} draws the same "
+                f"Every rank was seeded alike in line {seed_line}, so {name} draws the same "
                 "numbers on every rank: add the rank to the seed once the model is made."
             )
             yield Finding(call.lineno, "same-random-numbers", sentence, SAME_NUMBERS)
             return
 
 
+def _line_that_seeds_alike(script: Script) -> int | None:
+    """The first line that seeds torch, unless some seed there depends on the rank."""
+    lines = []
+    for call in script.calls_of.get("manual_seed", ()):
+        if not _is_torchs(script, call):
+            continue
+        if "rank" in ast.unparse(call):
+            return None
+        if any(map(script.depends_on_rank, call.args)):
+            return None
+        lines.append(call.lineno)
+    return lines[0] if lines else None
+
+
 def _is_torchs(script: Script, call: ast.Call) -> bool:
-    return script.name(call.func).startswith("torch.")
+    called = script.name(call.func)
+    return called.startswith("torch.")
 
 
 def _draws_for_batch(script: Script, call: ast.Call) -> bool:
@@ -422,13 +477,15 @@ def _draws_for_batch(script: Script, call: ast.Call) -> bool:
         if not isinstance(loop, ast.For):
             continue
         batches = ast.unparse(loop.iter).lower()
-        called = {script.last_name(inner.func) for inner in calls_in(loop.body)}
-        if "backward" in called and _has_word(batches, _LOADERS):
-            return True
+        if not _has_word(batches, _LOADERS):
+            continue
+        for inner in calls_in(loop.body):
+            if script.called(inner) == "backward":
+                return True
     return False
 
 
-def unseeded_split(script: Script) -> Iterator[Finding]:
+def unseeded_split(script: Script) -> Findings:
     """A random split of the data that every rank draws for itself."""
     if not script.is_distributed():
         return
@@ -436,7 +493,9 @@ def unseeded_split(script: Script) -> Iterator[Finding]:
         if "seed" in name and "get" not in name:
             return
     for call in script.calls_of.get("random_split", ()):
-        if _keyword(call, "generator") or script.rank_condition(call) is not None:
+        if _keyword(call, "generator"):
+            continue
+        if script.rank_condition(call) is not None:
             continue
         sentence = (
             "No seed is set, so every rank splits the data in a way of its own, and what one rank "
@@ -445,15 +504,19 @@ def unseeded_split(script: Script) -> Iterator[Finding]:
         yield Finding(call.lineno, "unseeded-split", sentence, SAME_NUMBERS)
 
 
-def every_rank_saves(script: Script) -> Iterator[Finding]:
+def every_rank_saves(script: Script) -> Findings:
     """A checkpoint that all ranks write to one path."""
     if not script.is_distributed():
         return
     for call in script.calls:
-        if script.name(call.func) != "torch.save" or len(call.args) < 2:
+        if script.name(call.func) != "torch.save":
+            continue
+        if len(call.args) < 2:
             continue
         path = ast.unparse(call.args[1])
-        if "rank" in path or _is_of_one_rank(script, call, ()):
+        if "rank" in path:
+            continue
+        if _is_of_one_rank(script, call, ()):
             continue
         sentence = (
             f"Every rank writes {path}, all at once, so the file may be torn: let rank 0 save, and "
@@ -469,8 +532,8 @@ def _is_of_one_rank(script: Script, node: ast.AST, seen: tuple[str, ...]) -> boo
     function = script.function_of(node)
     if function is None:
         return False
-    for decorator in function.decorator_list:
-        if _has_word(ast.unparse(decorator), ("rank", "master", "main_process")):
+    for decorator in map(ast.unparse, function.decorator_list):
+        if _has_word(decorator, _FIRST_RANK):
             return True
     callers = script.calls_of.get(function.name, ())
     if not callers or function.name in seen:
@@ -484,31 +547,35 @@ def _is_main(script: Script, function: ast.AST) -> bool:
     for starter in ("spawn", "launch", "Process", "main"):
         for call in script.calls_of.get(starter, ()):
             by_keyword = [keyword.value for keyword in call.keywords]
-            for argument in [*call.args, *by_keyword]:
+            for argument in call.args + by_keyword:
                 if isinstance(argument, ast.Name) and argument.id == function.name:
                     return True
     return False
 
 
-def past_the_wrapper(script: Script) -> Iterator[Finding]:
+def past_the_wrapper(script: Script) -> Findings:
     """A model that was wrapped, and is trained by its inner module all the same."""
     for call in script.calls:
-        if script.last_name(call.func) not in DDP:
+        if script.called(call) not in DDP:
             continue
         above = script.parent[call]
         if isinstance(above, ast.Attribute) and above.attr == "module":
             yield _past(call.lineno, ast.unparse(call.func))
-    for node in ast.walk(script.tree):
-        if isinstance(node, ast.Assign) and _is_inner_module(script, node.value):
-            inner = ast.unparse(node.targets[0])
-            wrapper = ast.unparse(node.value.value)
-            if _trains_past(script.function_of(node), inner, wrapper):
-                yield _past(node.lineno, wrapper)
+    for node in script.nodes(ast.Assign):
+        if not _is_inner_module(script, node.value):
+            continue
+        inner = ast.unparse(node.targets[0])
+        wrapper = ast.unparse(node.value.value)
+        function = script.function_of(node)
+        if _trains_past(function, inner, wrapper):
+            yield _past(node.lineno, wrapper)
 
 
 def _is_inner_module(script: Script, node: ast.AST) -> bool:
     """Whether an expression is the inner module of a wrapped model, such as `model.module`."""
-    if not isinstance(node, ast.Attribute) or node.attr != "module":
+    if not isinstance(node, ast.Attribute):
+        return False
+    if node.attr != "module":
         return False
     return ast.unparse(node.value) in script.replicas
 
@@ -517,9 +584,12 @@ def _trains_past(function: Function | None, inner: str, wrapper: str) -> bool:
     """Whether a function that trains calls the inner module of a model, and never its wrapper."""
     if function is None:
         return False
-    called = {ast.unparse(call.func) for call in calls_in(function.body)}
-    trains = any(name.endswith(".backward") for name in called)
-    return trains and inner in called and wrapper not in called
+    called = set()
+    for call in calls_in(function.body):
+        called.add(ast.unparse(call.func))
+    if inner not in called or wrapper in called:
+        return False
+    return any(name.endswith(".backward") for name in called)
 
 
 def _past(line: int, wrapper: str) -> Finding:
@@ -530,7 +600,7 @@ def _past(line: int, wrapper: str) -> Finding:
     return Finding(line, "past-the-wrapper", sentence, PAST)
 
 
-Rule = Callable[[Script], Iterator[Finding]]
+Rule = Callable[[Script], Findings]
 RULES: tuple[Rule, ...] = (
     meets_under_rank,
     meets_under_data,

@@ -4,40 +4,48 @@ All of it is read off the syntax tree of one file. Names are followed within tha
 """
 
 import ast
+from collections import defaultdict
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
+Node = TypeVar("Node", bound=ast.AST)
+Block = list[ast.stmt]
+Calls = list[ast.Call]
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _NAMES = (ast.Name, ast.Attribute)
+_LEAVES = (ast.Return, ast.Continue, ast.Break)
+
+
+def _words(text: str) -> set[str]:
+    return set(text.split())
+
 
 # Of torch.distributed: all ranks of a group have to call them.
-COLLECTIVES = {
-    *("all_reduce", "all_gather", "all_gather_object", "all_gather_into_tensor", "broadcast"),
-    *("broadcast_object_list", "reduce", "reduce_scatter", "reduce_scatter_tensor", "gather"),
-    *("gather_object", "scatter", "scatter_object_list", "all_to_all", "all_to_all_single"),
-    *("barrier", "monitored_barrier", "new_group"),
-}
+COLLECTIVES = _words("""
+    all_reduce all_gather all_gather_object all_gather_into_tensor broadcast broadcast_object_list
+    reduce reduce_scatter reduce_scatter_tensor gather gather_object scatter scatter_object_list
+    all_to_all all_to_all_single barrier monitored_barrier new_group
+""")
 # Names that are collectives whoever offers them: none of them means anything else.
-_CLEAR = {
-    *("all_reduce", "all_gather", "all_gather_object", "all_gather_into_tensor"),
-    *("broadcast_object_list", "reduce_scatter", "reduce_scatter_tensor", "gather_object"),
-    *("all_to_all_single", "monitored_barrier", "wait_for_everyone"),
-}
+_CLEAR = _words("""
+    all_reduce all_gather all_gather_object all_gather_into_tensor broadcast_object_list
+    reduce_scatter reduce_scatter_tensor gather_object all_to_all_single monitored_barrier
+    wait_for_everyone
+""")
 DDP = {"DistributedDataParallel", "DDP"}
 _SHARDED = {"FullyShardedDataParallel", "FSDP", "fully_shard"}
 # What programs call their rank, or the answer to whether they are the first one.
-_RANKS = {
-    *("rank", "local_rank", "global_rank", "world_rank", "node_rank", "proc_id", "rank_id"),
-    *("ddp_rank", "ddp_local_rank", "dist_rank", "is_main_process", "is_main", "is_master"),
-    *("is_master_process", "master_process", "main_process", "is_rank_0", "is_rank0"),
-    *("is_rank_zero", "is_global_zero", "is_local_main_process", "is_local_master", "is_primary"),
-    *("rank_zero", "is_first_rank", "is_chief", "is_zero_rank", "_is_rank_zero", "main_rank"),
-}
+_RANKS = _words("""
+    rank local_rank global_rank world_rank node_rank proc_id rank_id ddp_rank ddp_local_rank
+    dist_rank is_main_process is_main is_master is_master_process master_process main_process
+    is_rank_0 is_rank0 is_rank_zero is_global_zero is_local_main_process is_local_master is_primary
+    rank_zero is_first_rank is_chief is_zero_rank _is_rank_zero main_rank
+""")
 _ASKS_FOR_RANK = {"get_rank", "get_local_rank", "get_global_rank", "get_node_local_rank"}
 _RANK_VARIABLES = {"RANK", "LOCAL_RANK", "SLURM_PROCID", "SLURM_LOCALID"}
 # Calls whose result depends on the rank if an argument does.
-_TRANSPARENT = {"int", "bool", "len", "range", "list", "tuple", "sorted", "enumerate", "tqdm"}
+_TRANSPARENT = _words("int bool len range list tuple sorted enumerate tqdm")
 _NO_RANK = (-1, None)  # what a rank is compared with to ask whether there is a group at all
 
 
@@ -59,7 +67,7 @@ class Script:
         self.tree = tree
         self.parent: dict[ast.AST, ast.AST] = {}
         self.functions: dict[str, Function] = {}
-        self.calls: list[ast.Call] = []
+        self.calls: Calls = []
         for node in ast.walk(tree):
             for child in ast.iter_child_nodes(node):
                 self.parent[child] = node
@@ -68,14 +76,15 @@ class Script:
             if isinstance(node, ast.Call):
                 self.calls.append(node)
         self.imported = _imported(tree)
-        self.calls_of: dict[str, list[ast.Call]] = {}  # by the last part of the name called
+        self.calls_of: dict[str, Calls] = {}  # by the last part of the name called
         for call in self.calls:
-            name = self.last_name(call.func)
+            name = self.called(call)
             self.calls_of.setdefault(name, []).append(call)
         self.by_rank = self._names_by_rank()
         self.global_ranks = self._global_ranks()
         self.replicas = self._names_made_by(DDP)
         self.shards = self._names_made_by(_SHARDED)
+        self.wrapped = self.replicas | self.shards
         self.meeting = self._functions_that_meet()
 
     # --- names
@@ -88,14 +97,22 @@ class Script:
             node = node.value
         if not isinstance(node, ast.Name):
             return ""
-        parts.append(self.imported.get(node.id, node.id))
-        return ".".join(reversed(parts))
+        first_part = self.imported.get(node.id, node.id)
+        parts.append(first_part)
+        parts.reverse()
+        return ".".join(parts)
 
     def last_name(self, node: ast.AST) -> str:
         """The last part of an expression's name."""
         if isinstance(node, ast.Attribute):
             return node.attr
-        return self.name(node).rpartition(".")[2]
+        name = self.name(node)
+        _owner, _dot, last = name.rpartition(".")
+        return last
+
+    def called(self, call: ast.Call) -> str:
+        """The last part of the name that is called."""
+        return self.last_name(call.func)
 
     def function_of(self, node: ast.AST) -> Function | None:
         """The function that a node stands in; None at the top of the script."""
@@ -110,9 +127,15 @@ class Script:
             node = self.parent[node]
             yield node
 
+    def nodes(self, kind: type[Node]) -> Iterator[Node]:
+        """All nodes of one kind."""
+        for node in ast.walk(self.tree):
+            if isinstance(node, kind):
+                yield node
+
     def is_distributed(self) -> bool:
         """Whether the script itself joins a group or wraps a model."""
-        if self.replicas or self.shards:
+        if self.wrapped:
             return True
         joining = {"init_process_group", *DDP, *_SHARDED}
         return not joining.isdisjoint(self.calls_of)
@@ -120,41 +143,49 @@ class Script:
     def _names_made_by(self, makers: set[str]) -> set[str]:
         names = set()
         for call in self.calls:
-            if self.last_name(call.func) not in makers:
+            if self.called(call) not in makers:
                 continue
             statement = self.parent[call]
             if isinstance(statement, ast.Assign):
                 names.update(map(ast.unparse, statement.targets))
             elif isinstance(statement, ast.Expr) and call.args:  # in place, as fully_shard does
-                names.add(ast.unparse(call.args[0]))
+                model = call.args[0]
+                names.add(ast.unparse(model))
         return names
 
     # --- the rank
 
     def depends_on_rank(self, node: ast.AST) -> bool:
         """Whether the value of an expression differs from rank to rank, by what rank it is."""
-        if isinstance(node, ast.Compare) and _asks_whether_there_is_a_group(node):
+        if _asks_whether_there_is_a_group(node):
             return False
         if isinstance(node, ast.Name):
-            return node.id in self.by_rank or node.id in _RANKS
+            name = node.id
+            return name in _RANKS or name in self.by_rank
         if isinstance(node, ast.Attribute):
-            return node.attr in _RANKS or ast.unparse(node) in self.by_rank
+            if node.attr in _RANKS:
+                return True
+            return ast.unparse(node) in self.by_rank
         if isinstance(node, ast.Call):
             return self._returns_by_rank(node)
         if isinstance(node, ast.Subscript):
-            is_of_rank = _constant(node.slice) in _RANKS
-            if is_of_rank or self._variable_read(node) in _RANK_VARIABLES:
+            if _constant(node.slice) in _RANKS:
                 return True
-        return any(map(self.depends_on_rank, ast.iter_child_nodes(node)))
+            if self._variable_read(node) in _RANK_VARIABLES:
+                return True
+        children = ast.iter_child_nodes(node)
+        return any(map(self.depends_on_rank, children))
 
     def _returns_by_rank(self, call: ast.Call) -> bool:
         """Whether what a call returns differs from rank to rank."""
-        name = self.last_name(call.func)
+        name = self.called(call)
         if name in _ASKS_FOR_RANK or name in _RANKS:
             return True
         if self._variable_read(call) in _RANK_VARIABLES:
             return True
-        return name in _TRANSPARENT and any(map(self.depends_on_rank, call.args))
+        if name not in _TRANSPARENT:
+            return False
+        return any(map(self.depends_on_rank, call.args))
 
     def _variable_read(self, node: ast.Subscript | ast.Call) -> object:
         """The name in `os.environ["RANK"]`, `os.getenv("RANK")` or `os.environ.get("RANK")`.
@@ -162,10 +193,15 @@ class Script:
         Where no variable of the environment is read, a mark that equals nothing.
         """
         if isinstance(node, ast.Subscript):
-            is_environment = self.last_name(node.value) == "environ"
-            return _constant(node.slice) if is_environment else ...
-        is_environment = self.name(node.func).endswith(("environ.get", "getenv"))
-        return _constant(node.args[0]) if is_environment and node.args else ...
+            if self.last_name(node.value) != "environ":
+                return ...
+            return _constant(node.slice)
+        called = self.name(node.func)
+        if not called.endswith(("environ.get", "getenv")):
+            return ...
+        if not node.args:
+            return ...
+        return _constant(node.args[0])
 
     def _names_by_rank(self) -> set[str]:
         """Names that are only ever given values that depend on the rank."""
@@ -193,7 +229,8 @@ class Script:
     def _global_ranks(self) -> set[str]:
         """Names whose value is the global rank itself, in a script that has several nodes."""
         names = set()
-        for name, values in _assignments(self.tree).items():
+        assigned = _assignments(self.tree)
+        for name, values in assigned.items():
             if all(map(self.is_global_rank, values)):
                 names.add(name)
         return names
@@ -208,48 +245,54 @@ class Script:
             return True
         if isinstance(node, ast.Subscript):
             return False
-        if self.last_name(node.func) == "int" and len(node.args) == 1:
-            return self.is_global_rank(node.args[0])
-        return self.name(node.func).endswith(("distributed.get_rank", "dist.get_rank"))
+        arguments = node.args
+        if self.called(node) == "int" and len(arguments) == 1:
+            return self.is_global_rank(arguments[0])
+        called = self.name(node.func)
+        return called.endswith(("distributed.get_rank", "dist.get_rank"))
 
     # --- what has to be called by all ranks
 
     def meets(self, call: ast.Call) -> str:
         """How a call that all ranks have to make is named to a reader; empty for other calls."""
-        name = self.last_name(call.func)
-        keywords = {keyword.arg for keyword in call.keywords}
-        has_group = "group" in keywords or "process_group" in keywords
-        if name in ("barrier", "monitored_barrier") and call.args:
-            has_group = True
-        if has_group:
+        name = self.called(call)
+        if _has_group(call, name):
             return ""  # of a part of the ranks, which may well be asked for by rank
         if name in COLLECTIVES and self._is_of_torch(call):
             return name
-        is_method = isinstance(call.func, ast.Attribute)
-        if name == "backward" and (self.replicas or self.shards):
-            return "backward()" if is_method else ""
+        if name == "backward" and self.wrapped:
+            if not isinstance(call.func, ast.Attribute):
+                return ""
+            return "backward()"
         target = ast.unparse(call.func)
-        if target in self.replicas or target in self.shards:
+        if target in self.wrapped:
             return f"the forward pass of {target}"
         if self._is_sharded_state(call, name):
             return f"{name}() of a sharded model"
-        if isinstance(call.func, ast.Name) and target in self.meeting:
-            return f"{name}(), which calls {self.meeting[target]}"
+        is_plain_name = isinstance(call.func, ast.Name)
+        if is_plain_name and target in self.meeting:
+            reason = self.meeting[target]
+            return f"{name}(), which calls {reason}"
         return ""
 
     def _is_of_torch(self, call: ast.Call) -> bool:
-        name = self.last_name(call.func)
+        name = self.called(call)
         full_name = self.name(call.func)
         if "torch.distributed" in full_name or full_name.startswith("dist."):
             return True
-        return name in _CLEAR and isinstance(call.func, ast.Attribute)
+        if name not in _CLEAR:
+            return False
+        return isinstance(call.func, ast.Attribute)
 
     def _is_sharded_state(self, call: ast.Call, name: str) -> bool:
         if name in ("get_model_state_dict", "get_state_dict", "full_optim_state_dict"):
             return bool(self.shards)
-        if name != "state_dict" or not isinstance(call.func, ast.Attribute):
+        function = call.func
+        if name != "state_dict":
             return False
-        model = ast.unparse(call.func.value)
+        if not isinstance(function, ast.Attribute):
+            return False
+        model = ast.unparse(function.value)
         return model in self.shards
 
     def _functions_that_meet(self) -> dict[str, str]:
@@ -263,7 +306,7 @@ class Script:
                 reason = self._meets_within(function)
                 if reason:
                     self.meeting[name] = reason
-            if len(self.meeting) == known:
+            if len(self.meeting) == known:  # none was added
                 return self.meeting
 
     def _is_method(self, function: Function) -> bool:
@@ -273,8 +316,9 @@ class Script:
         for meeting in self.meetings_in([function]):
             if self.function_of(meeting.call) is not function:
                 continue
-            is_of_model = meeting.name.startswith(("the forward", "backward"))
-            if not is_of_model and self.rank_condition(meeting.call) is None:
+            if meeting.name.startswith(("the forward", "backward")):
+                continue
+            if self.rank_condition(meeting.call) is None:
                 _caller, _which_calls, reason = meeting.name.partition("(), which calls ")
                 return reason or meeting.name
         return ""
@@ -287,8 +331,7 @@ class Script:
         for above in self.above(node):
             if isinstance(above, _FUNCTIONS):
                 return self._early_end(child, above.body)
-            is_below_test = isinstance(above, ast.If | ast.IfExp) and child is not above.test
-            if is_below_test and self.depends_on_rank(above.test) and not self.is_balanced(above):
+            if self._lets_some_ranks_to(child, above):
                 return above
             for block in blocks(above):
                 if child in block:
@@ -298,27 +341,45 @@ class Script:
             child = above
         return None
 
-    def _early_end(self, node: ast.AST, block: list[ast.stmt]) -> ast.If | None:
+    def _lets_some_ranks_to(self, child: ast.AST, condition: ast.AST) -> bool:
+        """Whether this is a condition on the rank, below which only some ranks come to a child."""
+        if not isinstance(condition, ast.If | ast.IfExp):
+            return False
+        test = condition.test
+        if child is test:
+            return False
+        if not self.depends_on_rank(test):
+            return False
+        return not self.is_balanced(condition)
+
+    def _early_end(self, node: ast.AST, block: Block) -> ast.If | None:
         """Above a statement in its block, an `if` on the rank that leaves the block."""
         for statement in block:
             if statement is node:
                 return None
-            if not isinstance(statement, ast.If) or statement.orelse:
+            if not isinstance(statement, ast.If):
                 continue
-            leaves = isinstance(statement.body[-1], ast.Return | ast.Continue | ast.Break)
-            if leaves and self.depends_on_rank(statement.test):
+            if statement.orelse:
+                continue
+            end = statement.body[-1]
+            if not isinstance(end, _LEAVES):
+                continue
+            if self.depends_on_rank(statement.test):
                 return statement
         return None
 
     def is_balanced(self, condition: ast.AST) -> bool:
         """Whether both branches of a condition make the same calls that all ranks have to make."""
-        if not isinstance(condition, ast.If) or not condition.orelse:
+        if not has_else(condition):
             return False
-        names = [meeting.name for meeting in self.meetings_in(condition.body)]
-        other_names = [meeting.name for meeting in self.meetings_in(condition.orelse)]
+        names = self._names_met(condition.body)
+        other_names = self._names_met(condition.orelse)
         return names == other_names
 
-    def meetings_in(self, block: list[ast.stmt]) -> Iterator[Meeting]:
+    def _names_met(self, block: Block) -> list[str]:
+        return [meeting.name for meeting in self.meetings_in(block)]
+
+    def meetings_in(self, block: Block) -> Iterator[Meeting]:
         """The calls in a block that all ranks have to make."""
         for call in calls_in(block):
             name = self.meets(call)
@@ -326,25 +387,40 @@ class Script:
                 yield Meeting(name, call)
 
 
-def _asks_whether_there_is_a_group(node: ast.Compare) -> bool:
+def _has_group(call: ast.Call, name: str) -> bool:
+    """Whether a call of that name is given a group."""
+    if name in ("barrier", "monitored_barrier") and call.args:
+        return True
+    keywords = [keyword.arg for keyword in call.keywords]
+    return "group" in keywords or "process_group" in keywords
+
+
+def _asks_whether_there_is_a_group(node: ast.AST) -> bool:
     """Whether a rank is compared with -1 or None, or asked whether it is at least 0."""
+    if not isinstance(node, ast.Compare):
+        return False
     if len(node.ops) != 1:
         return False
-    value = node.comparators[0]
     operator = node.ops[0]
-    if _constant(value) in _NO_RANK:
+    compared_with = _constant(node.comparators[0])
+    if compared_with in _NO_RANK:
         return True
-    return isinstance(operator, ast.GtE | ast.Lt) and _constant(value) == 0
+    if compared_with != 0:
+        return False
+    return isinstance(operator, ast.GtE | ast.Lt)
 
 
 def _constant(node: ast.AST) -> object:
     """The value of a number, a text or None; a mark that equals nothing for all else."""
     if isinstance(node, ast.Constant):
         return node.value
-    is_negative = isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub)
-    if is_negative and isinstance(node.operand, ast.Constant):
-        return -node.operand.value
-    return ...
+    if not isinstance(node, ast.UnaryOp):
+        return ...
+    if not isinstance(node.op, ast.USub):
+        return ...
+    if not isinstance(node.operand, ast.Constant):
+        return ...
+    return -node.operand.value
 
 
 def _imported(tree: ast.Module) -> dict[str, str]:
@@ -357,25 +433,40 @@ def _imported(tree: ast.Module) -> dict[str, str]:
                     names[alias.asname] = alias.name
         elif isinstance(node, ast.ImportFrom) and node.module:
             for alias in node.names:
-                names[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+                original = alias.name
+                name = alias.asname or original
+                names[name] = f"{node.module}.{original}"
     return names
 
 
 def _assignments(tree: ast.Module) -> dict[str, list[ast.expr]]:
     """By name, such as `rank` or `args.save`, all values that are assigned to it."""
-    values: dict[str, list[ast.expr]] = {}
+    values: dict[str, list[ast.expr]] = defaultdict(list)
     for node in ast.walk(tree):
-        targets = []
-        if isinstance(node, ast.Assign):
-            targets = [target for target in node.targets if isinstance(target, _NAMES)]
-        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value:
-            targets = [node.target]
-        for target in targets:
-            values.setdefault(ast.unparse(target), []).append(node.value)
+        for target in _targets(node):
+            name = ast.unparse(target)
+            values[name].append(node.value)
     return values
 
 
-def blocks(node: ast.AST) -> Iterator[list[ast.stmt]]:
+def _targets(node: ast.AST) -> list[ast.expr]:
+    """The names that a node assigns its value to."""
+    if isinstance(node, ast.Assign):
+        return [target for target in node.targets if isinstance(target, _NAMES)]
+    if not isinstance(node, ast.AnnAssign):
+        return []
+    target = node.target
+    if not node.value or not isinstance(target, ast.Name):
+        return []
+    return [target]
+
+
+def has_else(condition: ast.AST) -> bool:
+    """Whether it is an `if` statement with a second branch."""
+    return isinstance(condition, ast.If) and bool(condition.orelse)
+
+
+def blocks(node: ast.AST) -> Iterator[Block]:
     """The lists of statements that a statement has, such as those below an `if` and its `else`."""
     for name in ("body", "orelse", "finalbody"):
         block = getattr(node, name, None)
@@ -383,7 +474,7 @@ def blocks(node: ast.AST) -> Iterator[list[ast.stmt]]:
             yield block
 
 
-def calls_in(block: list[ast.stmt]) -> Iterator[ast.Call]:
+def calls_in(block: Block) -> Iterator[ast.Call]:
     """All calls in a list of statements."""
     for statement in block:
         for node in ast.walk(statement):

@@ -39,15 +39,17 @@ class StandIn:
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         """Call the answer."""
-        return self._loaded()(*args, **options)
+        function = self._loaded()
+        return function(*args, **options)
 
     def _loaded(self) -> Any:
         """What has the name once the answer was run."""
-        self.answers.load(self.label)
-        function = self.answers.names[self.__name__]
+        answers = self.answers
+        answers.load(self.label)
+        function = answers.names[self.__name__]
         if function is self:
             missing = NameError(f"the answer defines no {self.__name__}")
-            raise self.answers.failed.get(self.label, missing)
+            raise answers.failed.get(self.label, missing)
         return function
 
     @property
@@ -84,7 +86,8 @@ class Answers:
             self.names[name] = StandIn(name, label, self)
         if values:
             self.names.update(dict.fromkeys(values))
-            self.names.update(in_child_process(lambda: self._values(label, values)))
+            work_out = functools.partial(self._values, label, values)
+            self.names.update(in_child_process(work_out))
 
     def _values(self, label: str, names: list[str]) -> dict[str, Any]:
         self.load(label)
@@ -99,14 +102,21 @@ class Answers:
         """
         if os.getpid() == self.kernel_pid:
             raise RuntimeError("an answer is run by ranks only, not by the kernel that judges")
-        given = {name for name, value in self.names.items() if not isinstance(value, StandIn)}
-        wanted = needed(label, self.texts, given) - self.loaded
+        wanted = needed(label, self.texts, self._given_names()) - self.loaded
         for known_label, text in self.texts.items():
             if known_label in wanted:
                 self.loaded.add(known_label)
                 error = run_statements(known_label, text, self.names)
                 if error:
                     self.failed[known_label] = error
+
+    def _given_names(self) -> set[str]:
+        """The names that the lab has given a value; not those that wait for an answer."""
+        given = set()
+        for name, value in self.names.items():
+            if not isinstance(value, StandIn):
+                given.add(name)
+        return given
 
     def check(self, fn: Callable, **options: Any) -> Outcome:
         """As `check`, and remember it for `require`."""
@@ -149,8 +159,9 @@ def run_statements(label: str, text: str, names: dict[str, Any]) -> BaseExceptio
     for statement in statements:
         if isinstance(statement, ast.ImportFrom) and statement.module == "__future__":
             future_imports.append(statement)
+        part = ast.Module([*future_imports, statement], [])
         try:
-            exec(compiled(label, ast.Module([*future_imports, statement], [])), names)
+            exec(compiled(label, part), names)
         except BaseException as error:  # a SystemExit, too: what follows may still be right
             first_error = first_error or error
     return first_error
@@ -221,11 +232,14 @@ def needed(label: str, texts: Mapping[str, str], given: Set[str] = frozenset()) 
         if "import *" in other_text:  # which may bind anything
             labels.add(other_label)
     while True:
-        wanted: set[str] = set()
+        wanted = set()
         for known_label in labels:
             names = names_by_label[known_label]
             wanted |= names.used - names.bound - given
-        binding = {known for known, names in names_by_label.items() if names.bound & wanted}
+        binding = set()
+        for known_label, names in names_by_label.items():
+            if names.bound & wanted:
+                binding.add(known_label)
         if binding <= labels:
             return labels
         labels |= binding
@@ -246,15 +260,16 @@ def binds_and_uses(text: str) -> Names:
     except (SyntaxError, ValueError, RecursionError):  # it will fail when it is run, and say why
         return names
     for table in _tables(module):
+        is_of_module = table is module
         for symbol in table.get_symbols():
-            is_of_module = table is module
             if not is_of_module and not symbol.is_global():
                 continue
-            is_bound = symbol.is_assigned() or symbol.is_imported()
-            if is_bound or (is_of_module and symbol.is_namespace()):
-                names.bound.add(symbol.get_name())
+            name = symbol.get_name()
+            defines = is_of_module and symbol.is_namespace()
+            if defines or symbol.is_assigned() or symbol.is_imported():
+                names.bound.add(name)
             if symbol.is_referenced():
-                names.used.add(symbol.get_name())
+                names.used.add(name)
     return names
 
 

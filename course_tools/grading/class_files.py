@@ -46,19 +46,23 @@ def text_of(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        line = error.object.count(b"\n", 0, error.start) + 1
-        how = "save it as UTF-8 (a spreadsheet calls that CSV UTF-8)"
-        raise BuildError(f"line {line} of {path.name} is not UTF-8: {how}") from None
+        lines_above = error.object.count(b"\n", 0, error.start)
+        place = f"line {lines_above + 1} of {path.name}"
+        advice = "save it as UTF-8 (a spreadsheet calls that CSV UTF-8)"
+        raise BuildError(f"{place} is not UTF-8: {advice}") from None
 
 
 def same(name: str) -> str:
     """What names are compared by: small letters, composed, one blank between words."""
-    return " ".join(unicodedata.normalize("NFC", name.casefold()).split())
+    composed = unicodedata.normalize("NFC", name.casefold())
+    return " ".join(composed.split())
 
 
 def is_folder_name(name: str) -> bool:
     """Whether a folder can have that name, and lies where one thinks."""
-    return name.strip(" .") != "" and not re.search(r"[/\\\x00-\x1f]", name)
+    if name.strip(" .") == "":
+        return False
+    return not re.search(r"[/\\\x00-\x1f]", name)
 
 
 class Learners:
@@ -89,20 +93,31 @@ def read_class(path: Path) -> Learners:
     learners = Learners()
     if not path.exists():
         return learners
-    for number, line in enumerate(text_of(path).splitlines(), 1):
-        names = [name.strip() for name in re.split(r"[,;\t]", line) if name.strip()]
-        for name in names:
-            if not is_folder_name(name):
-                raise BuildError(f"line {number} of {path.name}: no folder can be called {name!r}")
-            if learners.known(name) not in (None, names[0]):
-                known = learners.known(name)
-                raise BuildError(f"line {number} of {path.name}: {name} is {known} already")
-            first, *last = name.split()
-            for other in (name, "".join([*last, first])):  # Canvas: lovelaceada
-                learners.names[same(other)] = names[0]
+    lines = text_of(path).splitlines()
+    for number, line in enumerate(lines, 1):
+        parts = map(str.strip, re.split(r"[,;\t]", line))
+        names = list(filter(None, parts))
+        try:
+            for name in names:
+                _add_name(learners, name, folder=names[0])
+        except ValueError as error:
+            raise BuildError(f"line {number} of {path.name}: {error}") from None
     if not learners.names:
         raise BuildError(f"{path.name} names nobody: write a learner on each line, or remove it")
     return learners
+
+
+def _add_name(learners: Learners, name: str, folder: str) -> None:
+    """Let the learner who has this folder be known by a name; ValueError says why it cannot be."""
+    if not is_folder_name(name):
+        raise ValueError(f"no folder can be called {name!r}")
+    known = learners.known(name)
+    if known not in (None, folder):
+        raise ValueError(f"{name} is {known} already")
+    learners.names[same(name)] = folder
+    first, *last = name.split()
+    canvas_name = "".join([*last, first])  # such as lovelaceada
+    learners.names[same(canvas_name)] = folder
 
 
 def read_marks(path: Path, learners: Learners, possible: Possible) -> list[Mark]:
@@ -118,22 +133,26 @@ def read_marks(path: Path, learners: Learners, possible: Possible) -> list[Mark]
     """
     if not path.exists():
         return []
-    header, *lines = text_of(path).splitlines(keepends=True) or [""]
+    lines = text_of(path).splitlines(keepends=True) or [""]
+    header = lines[0]
     separator = ";" if ";" in header else ","
-    table = csv.DictReader([header, *lines], delimiter=separator, restval="")
-    if not set(table.fieldnames or ()) >= COLUMNS:
-        raise BuildError(f"{path.name} needs the columns {', '.join(sorted(COLUMNS))}")
-    marks: dict[tuple[str, str, str], Mark] = {}
+    table = csv.DictReader(lines, delimiter=separator, restval="")
+    columns = set(table.fieldnames or ())
+    if not columns >= COLUMNS:
+        wanted = ", ".join(sorted(COLUMNS))
+        raise BuildError(f"{path.name} needs the columns {wanted}")
+    marks: dict[tuple[str, ...], Mark] = {}
     for line in table:
         if not any(line.values()):
             continue
         try:
             mark = _mark(line, learners, possible)
-            if mark[:3] in marks:
+            marked = mark[:3]
+            if marked in marks:
                 raise ValueError("that mark was given above")
         except ValueError as error:
             raise BuildError(f"line {table.line_num} of {path.name}: {error}") from None
-        marks[mark[:3]] = mark
+        marks[marked] = mark
     return list(marks.values())
 
 
@@ -144,18 +163,23 @@ def _mark(line: Mapping[str, str], learners: Learners, possible: Possible) -> Ma
     slugs = called(line["lab"], possible)
     if len(slugs) != 1:
         raise ValueError(f"there is no lab {line['lab']!r}")
+    lab = slugs[0]
     exercise = line["exercise"].strip()
-    points_of = possible[slugs[0]]
+    points_of = possible[lab]
     if exercise not in points_of:
-        raise ValueError(f"{slugs[0]} has no {exercise!r}; it has {', '.join(points_of)}")
-    points = float(line["points"].replace(",", "."))
-    if not 0 <= points <= points_of[exercise]:
-        raise ValueError(f"{exercise} is worth 0 to {points_of[exercise]:g}, not {points:g}")
-    return Mark(student, slugs[0], exercise, points, line["reason"])
+        exercises = ", ".join(points_of)
+        raise ValueError(f"{lab} has no {exercise!r}; it has {exercises}")
+    most = points_of[exercise]
+    number = line["points"].replace(",", ".")
+    points = float(number)
+    if not 0 <= points <= most:
+        raise ValueError(f"{exercise} is worth 0 to {most:g}, not {points:g}")
+    return Mark(student, lab, exercise, points, line["reason"])
 
 
 def called(name: str, slugs: Iterable[str]) -> list[str]:
     """The labs of a name or number, such as 3, "lab 03" or 03_collective_primitives."""
-    name = name.casefold().removeprefix("lab").strip(" _")
-    beginning = f"{name:0>2}_" if name.isdigit() else name
+    beginning = name.casefold().removeprefix("lab").strip(" _")
+    if beginning.isdigit():
+        beginning = f"{beginning:0>2}_"
     return [slug for slug in slugs if slug.startswith(beginning)]

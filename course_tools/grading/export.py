@@ -14,7 +14,9 @@ from course_tools.grading.submissions import Row
 COMMON = 3  # messages of an exercise that are shown
 FORMULA = re.compile(r"[=+@-](?!\d*\.?\d*$)")  # how one begins; -1.5 is none
 Table = list[dict[str, str]]
-Results = dict[tuple[str, str], dict[str, Any]]  # by learner and lab, what `grade` has written
+StudentAndLab = tuple[str, str]
+Results = dict[StudentAndLab, dict[str, Any]]  # what `grade` has written
+Points = dict[StudentAndLab, dict[str, float]]  # by exercise
 
 
 def write(
@@ -33,28 +35,30 @@ def write(
         students: Everybody.
         possible: By lab and exercise, the most points.
     """
-    results = {}
-    points: dict[tuple[str, str], dict[str, float]] = {}  # by learner and lab
+    results: Results = {}
+    points: Points = defaultdict(dict)
     for path in sorted(folder.glob("*/[0-9]*.json")):
+        text = path.read_text(encoding="utf-8")
+        result = json.loads(text)
         student_and_lab = path.parent.name, path.stem
-        results[student_and_lab] = json.loads(path.read_text(encoding="utf-8"))
-        points[student_and_lab] = dict(results[student_and_lab]["points"])
+        results[student_and_lab] = result
+        points[student_and_lab].update(result["points"])
     texts: dict[str, str] = defaultdict(str)  # by learner
     for mark in marks:
-        points.setdefault((mark.student, mark.lab), {})[mark.exercise] = mark.points
-        texts[mark.student] += f"{mark.lab[:2]} {mark.exercise}: {mark.points:g}. {mark.reason}\n"
+        points[mark.student, mark.lab][mark.exercise] = mark.points
+        title = f"{mark.lab[:2]} {mark.exercise}"
+        texts[mark.student] += f"{title}: {mark.points:g}. {mark.reason}\n"
     for student, text in texts.items():
         path = folder / student / "by_hand.txt"
         path.parent.mkdir(exist_ok=True)
         path.write_text(text, encoding="utf-8")
+    submissions = [row._asdict() for row in rows]
     _write(folder / "grades.csv", grades(points, students, possible))
-    _write(folder / "submissions.csv", [row._asdict() for row in rows])
+    _write(folder / "submissions.csv", submissions)
     _write(folder / "statistics.csv", statistics(results))
 
 
-def grades(
-    points: dict[tuple[str, str], dict[str, float]], students: Iterable[str], possible: Possible
-) -> Table:
+def grades(points: Points, students: Iterable[str], possible: Possible) -> Table:
     """A line for each learner, a column for each exercise, each conclusion and each lab's sum.
 
     An empty cell means that nothing was graded, or marked yet; a zero was earned.
@@ -65,36 +69,54 @@ def grades(
         line = {"student": student}
         for lab in labs:
             of_lab = points.get((student, lab), {})
+            number = lab[:2]
             for name in possible[lab]:
-                line[f"{lab[:2]} {name}"] = f"{of_lab[name]:g}" if name in of_lab else ""
-            line[f"{lab[:2]} total"] = f"{sum(of_lab.values()):g}" if of_lab else ""
+                line[f"{number} {name}"] = _in_cell(of_lab.get(name))
+            total = sum(of_lab.values()) if of_lab else None
+            line[f"{number} total"] = _in_cell(total)
         table.append(line)
     return table
+
+
+def _in_cell(points: float | None) -> str:
+    """Points as a table shows them; nothing where there are none."""
+    if points is None:
+        return ""
+    return f"{points:g}"
 
 
 def statistics(results: Results) -> Table:
     """A line for each exercise: how many pass, who does not, and what most are told."""
-    graded: Counter[tuple[str, str]] = Counter()
-    messages: dict[tuple[str, str], dict[str, str]] = defaultdict(dict)  # of each who has failed
+    graded = Counter()  # by lab and exercise
+    messages = defaultdict(dict)  # likewise, by everybody who has failed
     for (student, lab), result in results.items():
         for exercise, points in result["points"].items():
             graded[lab, exercise] += 1
             if not points:
-                messages[lab, exercise][student] = _gist(result["said"][exercise])
+                verdict = result["said"][exercise]
+                messages[lab, exercise][student] = _gist(verdict)
     table = []
     for (lab, exercise), count in graded.items():
         failed = messages[lab, exercise]
-        commonest = Counter(failed.values()).most_common(COMMON)
+        passed = count - len(failed)
         line = {
             "lab": lab[:2],
             "exercise": exercise,
             "graded": str(count),
-            "passed": str(count - len(failed)),
+            "passed": str(passed),
             "failed": "; ".join(failed),
-            "messages": "; ".join(f"{number} x {text}" for text, number in commonest),
+            "messages": _commonest(failed.values()),
         }
         table.append(line)
     return table
+
+
+def _commonest(messages: Iterable[str]) -> str:
+    """The messages that most are told, and how many are."""
+    counted = []
+    for text, number in Counter(messages).most_common(COMMON):
+        counted.append(f"{number} x {text}")
+    return "; ".join(counted)
 
 
 def _gist(verdict: str) -> str:
@@ -104,17 +126,21 @@ def _gist(verdict: str) -> str:
         if not paragraph.startswith("  rank"):
             sentence = paragraph
             break
-    first_line = sentence.strip().split("\n")[0]
-    return re.sub(r"\d+(\.\d+)?", "N", first_line)[:120]
+    first_line, *_further_lines = sentence.strip().split("\n")
+    without_numbers = re.sub(r"\d+(\.\d+)?", "N", first_line)
+    return without_numbers[:120]
 
 
 def _write(path: Path, table: Table) -> None:
     """A table whose words no spreadsheet takes for a formula: learners choose some of them."""
+    columns = list(table[0]) if table else ["student"]
     with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, list(table[0]) if table else ["student"])
+        writer = csv.DictWriter(file, columns)
         writer.writeheader()
         for line in table:
             safe_line = {}
             for column, text in line.items():
-                safe_line[column] = f"'{text}" if FORMULA.match(text) else text
+                if FORMULA.match(text):
+                    text = f"'{text}"
+                safe_line[column] = text
             writer.writerow(safe_line)

@@ -61,7 +61,8 @@ def lab(target: build.Target) -> Lab:
     for cell, stub in zip(teachers.cells, learners.cells, strict=True):
         metadata = cell.metadata.get("nbgrader")
         if cell.cell_type == "code":
-            lab.cells.append(learner_cells.for_the_judge(cell, stub.id))
+            lab_cell = learner_cells.for_the_judge(cell, stub.id)
+            lab.cells.append(lab_cell)
             if metadata.grade:
                 exercise = metadata.grade_id.removeprefix("check-")
                 lab.points[exercise] = float(metadata.points)
@@ -104,23 +105,25 @@ class Judge:
         """
         for _attempt in (1, 2):
             with tempfile.TemporaryDirectory() as folder:
-                job, verdicts = Path(folder, "job"), Path(folder, "verdicts")
+                job = Path(folder, "job")
                 job.write_text(json.dumps(cells))
+                verdicts = Path(folder, "verdicts")
                 verdicts.touch()
-                request = {
-                    "job": str(job),
-                    "verdicts": str(verdicts),
-                    "slot": self.slot,
-                    "limits": limits,
-                }
-                with contextlib.suppress(BrokenPipeError):  # then nothing comes back
-                    print(json.dumps(request), file=self.process.stdin, flush=True)
-                end = self.process.stdout.readline().strip()
+                end = self._ask({"job": str(job), "verdicts": str(verdicts), "limits": limits})
                 if end:
-                    return end, [json.loads(line) for line in verdicts.read_text().splitlines()]
-                self.close()
-                self.start()
+                    lines = verdicts.read_text().splitlines()
+                    return end, list(map(json.loads, lines))
+            self.close()
+            self.start()
         raise ChildProcessError("the process that judges has failed; what it said stands above")
+
+    def _ask(self, request: dict[str, Any]) -> str:
+        """How a job has ended; empty if the server has failed."""
+        line = json.dumps(request | {"slot": self.slot})
+        with contextlib.suppress(BrokenPipeError):  # then nothing comes back
+            print(line, file=self.process.stdin, flush=True)
+        answer = self.process.stdout.readline()
+        return answer.strip()
 
     def close(self) -> None:
         """End the server."""
@@ -143,54 +146,77 @@ def judged(judge: Judge, lab: Lab, cells: list[LabCell], **limits: Any) -> dict[
     """
     stubs = {cell["name"]: cell for cell in lab.cells}
     wanted = {cell["name"]: cell for cell in cells}
-    verdicts: dict[str, dict[str, Any]] = {}
+    verdicts = {}  # by the name of a check
     while True:
         end, lines = judge.run(list(wanted.values()), **limits)
         last_begun = ""
         for line in lines:
             last_begun = line.get("begins", last_begun)
             if "check" in line:
-                verdicts[line["check"]] = line
-                del wanted[line["check"]]
+                check = line["check"]
+                verdicts[check] = line
+                del wanted[check]
         if end == "done" or last_begun not in wanted:
             break
-        if wanted[last_begun]["kind"] == "answer" and last_begun in stubs:
+        kind = wanted[last_begun]["kind"]
+        if kind == "answer" and last_begun in stubs:
             wanted[last_begun] = stubs.pop(last_begun)
         else:
             verdicts[last_begun] = {"passed": False, "text": WHY[end]}
             del wanted[last_begun]
     missing = {"passed": False, "text": "the judge never came to it"}
-    return {exercise: verdicts.get(f"check-{exercise}", missing) for exercise in lab.points}
+    by_exercise = {}
+    for exercise in lab.points:
+        by_exercise[exercise] = verdicts.get(f"check-{exercise}", missing)
+    return by_exercise
 
 
 def grade(judge: Judge, lab: Lab, copy: Copy, graded: Path, again: bool) -> str:
     """Grade a learner's copy, and write down what was found; returns a line about it."""
     begun = time.monotonic()
     path = graded / copy.student / f"{lab.slug}.json"
-    # MOSS and JPlag compare Python files.
-    python = graded / "answers" / lab.slug / f"{copy.student}.py"
-    for file in (path, python):
-        file.parent.mkdir(parents=True, exist_ok=True)
-    python.write_text("\n\n".join(copy.written.answers.values()), encoding="utf-8")
-    if lab.by_hand:
-        path.with_name(f"{lab.slug}_{BY_HAND}.md").write_text(copy.prose, encoding="utf-8")
+    _keep_as_written(lab, copy, graded)
     cells = copy.written.cells
-    digest = hashlib.sha256(json.dumps(cells, sort_keys=True).encode()).hexdigest()
-    if not again and path.exists() and json.loads(path.read_text())["digest"] == digest:
-        return ""
+    digest = _digest(cells)
+    if not again and path.exists():
+        known = json.loads(path.read_text())
+        if known["digest"] == digest:
+            return ""
     points = {}
     messages = {}
     paragraphs = []
     for exercise, verdict in judged(judge, lab, cells).items():
         most = lab.points[exercise]
-        points[exercise] = most if verdict["passed"] else 0.0
-        messages[exercise] = verdict["text"]
-        paragraphs.append(f"{exercise}: {points[exercise]:g} of {most:g}\n{verdict['text']}\n")
+        earned = most if verdict["passed"] else 0.0
+        message = verdict["text"]
+        points[exercise] = earned
+        messages[exercise] = message
+        paragraphs.append(f"{exercise}: {earned:g} of {most:g}\n{message}\n")
     result = {"digest": digest, "points": points, "said": messages}
     path.write_text(json.dumps(result, indent=1))
     path.with_suffix(".txt").write_text("\n".join(paragraphs))
-    sums = f"{sum(points.values()):g} of {sum(lab.points.values()):g}"
-    return f"{copy.student} {lab.slug}: {sums} in {time.monotonic() - begun:.1f} s"
+    total = sum(points.values())
+    possible = sum(lab.points.values())
+    seconds = time.monotonic() - begun
+    return f"{copy.student} {lab.slug}: {total:g} of {possible:g} in {seconds:.1f} s"
+
+
+def _keep_as_written(lab: Lab, copy: Copy, graded: Path) -> None:
+    """Write down a copy's answers as Python, which MOSS and JPlag compare, and its conclusion."""
+    conclusion = graded / copy.student / f"{lab.slug}_{BY_HAND}.md"
+    python = graded / "answers" / lab.slug / f"{copy.student}.py"
+    for file in (conclusion, python):
+        file.parent.mkdir(parents=True, exist_ok=True)
+    answers = copy.written.answers.values()
+    python.write_text("\n\n".join(answers), encoding="utf-8")
+    if lab.by_hand:
+        conclusion.write_text(copy.prose, encoding="utf-8")
+
+
+def _digest(cells: list[LabCell]) -> str:
+    """What tells whether a copy is as it was when it was graded."""
+    text = json.dumps(cells, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def grade_all(
@@ -201,10 +227,11 @@ def grade_all(
     if why:
         print(SENTENCE.format(why), file=sys.stderr)
     begun = time.monotonic()
-    judges: SimpleQueue[Judge] = SimpleQueue()
+    judges = SimpleQueue()
     jobs = min(jobs, len(copies))
     for slot in range(jobs):
-        judges.put(Judge(not why, slot))
+        judge = Judge(not why, slot)
+        judges.put(judge)
 
     def grade_one(copy: Copy) -> bool:
         """Whether it was new."""
@@ -222,7 +249,8 @@ def grade_all(
             new = sum(pool.map(grade_one, copies))
     finally:
         for _ in range(jobs):
-            judges.get().close()
+            judge = judges.get()
+            judge.close()
     seconds = time.monotonic() - begun
     print(f"{new} of {len(copies)} graded in {seconds:.0f} s; the rest is as it was.")
 
@@ -233,7 +261,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("folder", type=Path, help="where submitted/ is")
     parser.add_argument("--only", nargs="*", default=[], help="labs, such as 2; all if none")
     parser.add_argument("--who", help="one learner, who is graded again")
-    parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 1) // 3))
+    parser.add_argument("--jobs", type=int, default=_default_jobs())
     parser.add_argument("--root", type=Path, default=build.ROOT, help="the project's folder")
     args = parser.parse_args(argv)
     folder = args.folder.expanduser().resolve()
@@ -246,6 +274,12 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
+def _default_jobs() -> int:
+    """How many are graded side by side: three cores for each."""
+    cores = os.cpu_count() or 1
+    return max(1, cores // 3)
+
+
 def grade_folder(folder: Path, args: argparse.Namespace) -> None:
     """Do what the command line asks.
 
@@ -254,22 +288,26 @@ def grade_folder(folder: Path, args: argparse.Namespace) -> None:
     """
     root = args.root.resolve()
     chosen = [target.built.stem for target in handout.labs_of(root, args.only)]
-    labs = {target.built.stem: lab(target) for target in handout.labs_of(root)}
+    labs = {}
+    cells = {}
+    possible = {}
+    for target in handout.labs_of(root):
+        slug = target.built.stem
+        labs[slug] = lab(target)
+        cells[slug] = labs[slug].cells
+        possible[slug] = labs[slug].points | labs[slug].by_hand
     learners = class_files.read_class(folder / "class.txt")
-    cells = {slug: of_slug.cells for slug, of_slug in labs.items()}
     rows, copies = submissions.collect(folder / "submitted", learners, cells)
-    possible = {slug: of_slug.points | of_slug.by_hand for slug, of_slug in labs.items()}
     marks = class_files.read_marks(folder / "marks.csv", learners, possible)
-    wanted = []
-    for copy in sorted(copies):
-        if copy.lab in chosen and args.who in (None, copy.student):
-            wanted.append(copy)
+    wanted = _chosen_copies(copies, chosen, args.who)
     if not wanted:
         whose = f" of {args.who}" if args.who else ""
         where = f"put each learner's notebooks into {folder}/submitted/NAME/"
         raise BuildError(f"there is nothing{whose} to grade: {where}")
-    begun_labs = {row.lab for row in rows if row.lab}
-    rows += submissions.missing(rows, learners, chosen if args.only else sorted(begun_labs))
+    expected_labs = chosen
+    if not args.only:
+        expected_labs = sorted({row.lab for row in rows if row.lab})
+    rows += submissions.missing(rows, learners, expected_labs)
     graded = folder / "graded"
     grade_all(wanted, labs, graded, bool(args.who), args.jobs)
     export.write(graded, rows, marks, learners.all(), possible)
@@ -277,6 +315,17 @@ def grade_folder(folder: Path, args: argparse.Namespace) -> None:
     for row in rows:
         if row.what == submissions.NOT_GRADED:
             print(f"{row.student}: {row.file} is NOT GRADED: {row.why}", file=sys.stderr)
+
+
+def _chosen_copies(copies: list[Copy], labs: list[str], student: str | None) -> list[Copy]:
+    """The copies of these labs, by one learner or by all."""
+    chosen = []
+    for copy in sorted(copies):
+        if copy.lab not in labs:
+            continue
+        if student in (None, copy.student):
+            chosen.append(copy)
+    return chosen
 
 
 if __name__ == "__main__":

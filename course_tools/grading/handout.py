@@ -79,7 +79,7 @@ def checked(text: str) -> str:
     call = re.search(r"^check\(\s*(?P<given>[^,)]*)", text, re.MULTILINE)
     if call is None:
         return ""
-    name = call["given"].split("(")[-1]
+    *_around, name = call["given"].split("(")
     if not name.isidentifier():
         raise BuildError(f"check is given {call['given']}, which has no name to grade it by")
     return name
@@ -108,7 +108,8 @@ def graded(notebook: NotebookNode) -> NotebookNode:
         elif name:
             cell.metadata.nbgrader = _metadata(f"check-{name}", points=sum(points or [1]))
             sizes = tuple(_numbers("hidden", tags))
-            cell.source += HIDDEN.format(more=f"world_sizes={sizes}" if sizes else "")
+            more = f"world_sizes={sizes}" if sizes else ""
+            cell.source += HIDDEN.format(more=more)
         elif points:
             where = f"belongs to the cell with the check, not to\n{cell.source}"
             raise BuildError(f"points-{points[0]} {where}")
@@ -200,7 +201,8 @@ def withheld(root: Path, folder: Path) -> None:
     if folder.exists():
         raise BuildError(f"{folder} is there already: name a folder that is not")
     for name in LEARNERS:
-        path, copy = root / name, folder / name
+        path = root / name
+        copy = folder / name
         copy.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():
             shutil.copytree(path, copy, ignore=shutil.ignore_patterns(*LEFT))
@@ -208,7 +210,8 @@ def withheld(root: Path, folder: Path) -> None:
             shutil.copy(path, copy)
     shutil.copy(ADVICE, folder)
     for path in folder.rglob("*.md"):
-        text = PIECE.sub(_for_learners, path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        text = PIECE.sub(_for_learners, text)
         path.write_text(text, encoding="utf-8")
     for path in (folder, *folder.rglob("*")):  # others are to read it, whatever the umask is
         runs = path.is_dir() or path.stat().st_mode & 0o100

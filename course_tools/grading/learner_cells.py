@@ -87,7 +87,8 @@ def for_the_judge(cell: NotebookNode, exercise_id: str) -> LabCell:
 
 def read(path: Path) -> Notebook:
     """A notebook, which may come from any program or hand; ValueError says why it is none."""
-    if path.is_symlink() or not path.is_file() or path.stat().st_size > LARGEST_MB << 20:
+    is_plain = path.is_file() and not path.is_symlink()
+    if not is_plain or path.stat().st_size > LARGEST_MB << 20:
         raise ValueError(f"{path.name} is no plain file of at most {LARGEST_MB} MB")
     content = path.read_bytes()
     try:
@@ -95,7 +96,8 @@ def read(path: Path) -> Notebook:
     except UnicodeDecodeError:
         text = content.decode("latin-1")  # as some editors on Windows save it
     try:
-        return notebook_of(nbformat.convert(nbformat.reader.reads(text), 4))
+        notebook = nbformat.reader.reads(text)
+        return notebook_of(nbformat.convert(notebook, 4))
     except FAULTS as error:
         why = type(error).__name__
         if "\n<<<<<<< " in text:
@@ -110,7 +112,9 @@ def notebook_of(notebook: NotebookNode) -> Notebook:
     for cell in notebook.cells:
         if cell.cell_type == "code":
             grade_id = cell.metadata.get("nbgrader", {}).get("grade_id")
-            cells.append(Cell({str(grade_id), str(cell.get("id"))}, as_python(cell.source)))
+            ids = {str(grade_id), str(cell.get("id"))}
+            text = as_python(cell.source)
+            cells.append(Cell(ids, text))
         elif BY_HAND in cell.metadata.get("tags", []):
             prose = cell.source
     texts = notebook.metadata.get("course", {}).get("texts", {})
@@ -132,8 +136,8 @@ def as_python(text: str) -> str:
 def written(notebook: Notebook, lab_cells: list[LabCell]) -> Written:
     """What there is of a lab in a notebook."""
     copied = _indices_of_copied_cells(notebook.cells, lab_cells)
-    answers: dict[str, str] = {}
-    of_answers: set[int] = set()  # indices of the learner's cells
+    answers = {}
+    of_answers = set()  # indices of the learner's cells
     for lab_index, lab_cell in enumerate(lab_cells):
         if lab_cell["kind"] != "answer":
             continue
@@ -142,31 +146,60 @@ def written(notebook: Notebook, lab_cells: list[LabCell]) -> Written:
             texts = [notebook.cells[index].text for index in indices]
             answers[lab_cell["name"]] = "\n".join(texts)
             of_answers.update(indices)
-            copied[indices[0]] = lab_index  # what stands above it is above it in the lab, too
-    others: dict[int, list[LabCell]] = defaultdict(list)  # by the index of the lab's cell below
-    taken_names = _taken_names(lab_cells)
-    for index, cell in enumerate(notebook.cells):
-        text = _new_definitions(cell.text, taken_names)
-        if text and index not in of_answers:
-            other = {"name": f"code cell {index + 1}", "kind": "answer", "text": text}
-            below = min(copied[index + 1 :], default=len(lab_cells))
-            others[below].append(other | {"functions": [], "values": []})
+            topmost = indices[0]
+            copied[topmost] = lab_index  # what stands above it is above it in the lab, too
+    others = _other_cells(notebook.cells, lab_cells, copied, of_answers)
     cells = []
     for lab_index, lab_cell in enumerate(lab_cells):
         text = answers.get(lab_cell["name"], lab_cell["text"])
-        cells += [*others[lab_index], lab_cell | {"text": text}]
-    cells += others[len(lab_cells)]
-    return Written(cells, answers, _remarks(notebook, lab_cells))
+        cells += others[lab_index]
+        cells.append(lab_cell | {"text": text})
+    at_the_end = len(lab_cells)
+    cells += others[at_the_end]
+    remarks = _remarks(notebook, lab_cells)
+    return Written(cells, answers, remarks)
+
+
+def _other_cells(
+    cells: list[Cell], lab_cells: list[LabCell], copied: list[int], of_answers: set[int]
+) -> dict[int, list[LabCell]]:
+    """What answers may use of a learner's other cells, by the index of the lab's cell below.
+
+    Args:
+        cells: The learner's.
+        lab_cells: The lab's.
+        copied: As `_indices_of_copied_cells` gives them.
+        of_answers: The indices of the learner's cells that are answers.
+    """
+    at_the_end = len(lab_cells)
+    taken_names = _taken_names(lab_cells)
+    others = defaultdict(list)
+    for index, cell in enumerate(cells):
+        if index in of_answers:
+            continue
+        text = _new_definitions(cell.text, taken_names)
+        if not text:
+            continue
+        copied_below = copied[index + 1 :]
+        below = min(copied_below, default=at_the_end)
+        name = f"code cell {index + 1}"
+        other = {"name": name, "kind": "answer", "text": text, "functions": [], "values": []}
+        others[below].append(other)
+    return others
 
 
 def _remarks(notebook: Notebook, lab_cells: list[LabCell]) -> list[str]:
     """What a teacher should know of a copy."""
-    remarks = []
-    changed = [cell for cell in lab_cells if cell["id"] not in notebook.original_ids]
-    if notebook.original_ids and changed:
-        count = f"{len(changed)} of {len(lab_cells)} code cells have changed since"
-        remarks.append(f"it is a copy of a different version of the course: {count}")
-    return remarks
+    if not notebook.original_ids:
+        return []
+    changed = 0
+    for cell in lab_cells:
+        if cell["id"] not in notebook.original_ids:
+            changed += 1
+    if not changed:
+        return []
+    count = f"{changed} of {len(lab_cells)} code cells have changed since"
+    return [f"it is a copy of a different version of the course: {count}"]
 
 
 def _indices_of_copied_cells(cells: list[Cell], lab_cells: list[LabCell]) -> list[int]:
@@ -178,11 +211,18 @@ def _indices_of_copied_cells(cells: list[Cell], lab_cells: list[LabCell]) -> lis
     for cell in cells:
         index = len(lab_cells)
         for lab_index, lab_cell in enumerate(lab_cells):
-            has_id = not cell.ids.isdisjoint({lab_cell["name"], lab_cell["id"]})
-            if has_id or cell.text.strip() == lab_cell["text"].strip():
+            if _is_copy(cell, lab_cell):
                 index = lab_index
         indices.append(index)
     return indices
+
+
+def _is_copy(cell: Cell, lab_cell: LabCell) -> bool:
+    """Whether a learner's cell has the id or the text of the lab's."""
+    if lab_cell["name"] in cell.ids or lab_cell["id"] in cell.ids:
+        return True
+    text = lab_cell["text"]
+    return cell.text.strip() == text.strip()
 
 
 def _cells_of_answer(
@@ -196,13 +236,23 @@ def _cells_of_answer(
         end = copied.index(check_index)
     chosen = set()
     for name in _names_of(lab_cells[lab_index]):
-        pattern = re.compile(DEFINES.format(re.escape(name)), re.MULTILINE)
-        defining = [index for index, cell in enumerate(cells) if pattern.search(cell.text)]
+        defining = _indices_of_cells_that_define(name, cells)
         above_check = [index for index in defining if index < end]
-        chosen.update((above_check or defining)[-1:])
+        candidates = above_check or defining
+        if candidates:
+            chosen.add(candidates[-1])
     if not chosen and lab_index in copied:
         chosen.add(copied.index(lab_index))
     return sorted(chosen)
+
+
+def _indices_of_cells_that_define(name: str, cells: list[Cell]) -> list[int]:
+    pattern = re.compile(DEFINES.format(re.escape(name)), re.MULTILINE)
+    indices = []
+    for index, cell in enumerate(cells):
+        if pattern.search(cell.text):
+            indices.append(index)
+    return indices
 
 
 def _names_of(lab_cell: LabCell) -> set[str]:
@@ -214,7 +264,8 @@ def _taken_names(lab_cells: list[LabCell]) -> set[str]:
     """What no other cell of a learner's may bind: the lab's own names, and those of answers."""
     names = set()
     for lab_cell in lab_cells:
-        names |= binds_and_uses(lab_cell["text"]).bound | _names_of(lab_cell)
+        names |= binds_and_uses(lab_cell["text"]).bound
+        names |= _names_of(lab_cell)
     return names
 
 
@@ -227,7 +278,10 @@ def _new_definitions(text: str, taken_names: set[str]) -> str:
     lines = text.splitlines()
     kept_lines = [""] * len(lines)
     for statement in statements:
-        if _is_for_show(statement) or binds_and_uses(ast.unparse(statement)).bound & taken_names:
+        if _is_for_show(statement):
+            continue
+        names = binds_and_uses(ast.unparse(statement))
+        if names.bound & taken_names:
             continue
         first_line = statement.lineno
         for decorator in getattr(statement, "decorator_list", []):
@@ -235,11 +289,15 @@ def _new_definitions(text: str, taken_names: set[str]) -> str:
         of_statement = slice(first_line - 1, statement.end_lineno)
         kept_lines[of_statement] = lines[of_statement]
     kept_text = "\n".join(kept_lines).rstrip()
-    return kept_text if binds_and_uses(kept_text).bound else ""
+    names = binds_and_uses(kept_text)
+    if not names.bound:
+        return ""
+    return kept_text
 
 
 def _is_for_show(statement: ast.stmt) -> bool:
     """Whether it is an expression, such as `check(...)`, and no call of a method."""
     if not isinstance(statement, ast.Expr):
         return False
-    return not isinstance(getattr(statement.value, "func", None), ast.Attribute)
+    called = getattr(statement.value, "func", None)
+    return not isinstance(called, ast.Attribute)

@@ -49,9 +49,10 @@ class Sealed(Execute):
         self, nb: NotebookNode, resources: Any, **options: Any
     ) -> tuple[NotebookNode, Any]:
         """Run, and put what the cells show into the submission."""
-        own = resources["nbgrader"]
-        path = Path(self.source, own["assignment"], f"{own['notebook']}.ipynb")
-        run = compose(nbformat.read(path, as_version=4), nb)
+        names = resources["nbgrader"]
+        path = Path(self.source, names["assignment"], f"{names['notebook']}.ipynb")
+        teachers = nbformat.read(path, as_version=4)
+        run = compose(teachers, nb)
         with TemporaryDirectory() as folder:  # a course_utils.py in the submission stays unread
             elsewhere = {**resources, "metadata": {"path": folder}}
             try:
@@ -61,18 +62,23 @@ class Sealed(Execute):
         ran = {identity(cell): cell for cell in run.cells}
         for cell in nb.cells:
             if cell.cell_type == "code":
-                cell.outputs = shown(cell, ran.get(identity(cell)))
+                ran_cell = ran.get(identity(cell))
+                cell.outputs = shown(cell, ran_cell)
         return nb, resources
 
 
 def identity(cell: NotebookNode) -> str | None:
     """A cell's name in the gradebook."""
-    return cell.metadata.get("nbgrader", {}).get("grade_id")
+    metadata = cell.metadata.get("nbgrader", {})
+    return metadata.get("grade_id")
 
 
 def compose(notebook: NotebookNode, learners: NotebookNode) -> NotebookNode:
     """Return the notebook to run: the teacher's, where what a learner wrote is text."""
-    code = {identity(cell): cell for cell in notebook.cells if cell.cell_type == "code"}
+    code = {}
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            code[identity(cell)] = cell
     lab_cells = [for_the_judge(cell, cell.id) for cell in code.values()]
     cells = [nbformat.v4.new_code_cell(BEGIN)]
     for asked in written(notebook_of(learners), lab_cells).cells:
@@ -89,10 +95,14 @@ def shown(cell: NotebookNode, ran: NotebookNode | None) -> list[NotebookNode]:
     outputs = []
     has_come_to_its_end = False
     for output in ran.outputs if ran else ():
-        if output.output_type in ("display_data", "error"):
-            outputs.append(output)
-            has_come_to_its_end |= output.output_type == "error" or output.metadata == PROOF
-    if cell.metadata.get("nbgrader", {}).get("grade") and not has_come_to_its_end:
+        kind = output.output_type
+        if kind not in ("display_data", "error"):
+            continue
+        outputs.append(output)
+        if kind == "error" or output.metadata == PROOF:
+            has_come_to_its_end = True
+    metadata = cell.metadata.get("nbgrader", {})
+    if metadata.get("grade") and not has_come_to_its_end:
         error = nbformat.v4.new_output("error", ename="NoPoints", evalue=UNDONE, traceback=[])
         outputs.append(error)
     return outputs
@@ -103,9 +113,13 @@ def configure(config: Any, folder: Path) -> None:
     config.CourseDirectory.root = str(folder)
     config.Sealed.source = str(folder / "source")
     config.Sealed.timeout = 300  # seconds for a cell; check has shorter deadlines of its own
-    for converter, trait, old, new in (
-        (GenerateAssignment, "preprocessors", ClearSolutions, Cut),
-        (Autograde, "autograde_preprocessors", Execute, Sealed),
-    ):
-        usual = converter.class_traits()[trait].default()
-        setattr(config[converter.__name__], trait, [new if p is old else p for p in usual])
+    generating = _with(Cut, ClearSolutions, GenerateAssignment.preprocessors)
+    config.GenerateAssignment.preprocessors = generating
+    grading = _with(Sealed, Execute, Autograde.autograde_preprocessors)
+    config.Autograde.autograde_preprocessors = grading
+
+
+def _with(ours: type, nbgraders: type, preprocessors: Any) -> list[type]:
+    """A converter's usual preprocessors, where one of ours takes the place of nbgrader's."""
+    usual = preprocessors.default()
+    return [ours if preprocessor is nbgraders else preprocessor for preprocessor in usual]

@@ -26,18 +26,21 @@ from typing import NamedTuple
 import psutil
 
 LIBC = ctypes.CDLL(None, use_errno=True)
-NEW_NS, NEW_USER = 0x00020000, 0x10000000
+NEW_NS = 0x00020000
+NEW_USER = 0x10000000
 # Hosts' names, what processes share, processes themselves, network and control groups.
 NEW_REST = 0x04000000 | 0x08000000 | 0x20000000 | 0x40000000 | 0x02000000
 READ_ONLY, NO_SUID, NO_DEVICE, BIND, RECURSIVE, PRIVATE = 1, 2, 4, 1 << 12, 1 << 14, 1 << 18
 MOUNT_SETATTR, CURRENT_FOLDER, ALL_BELOW, DETACH = 442, -100, 0x8000, 2
 SET_PARENT_DEATH, SET_DUMPABLE, DROP_BOUND, NO_NEW_PRIVILEGES = 1, 4, 24, 38
-SIOCSIFFLAGS, IFF_UP = 0x8914, 1
+SIOCSIFFLAGS = 0x8914
+IFF_UP = 1
 NOBODY = 61184  # the first of the numbers that systemd keeps for users who are nobody
 DEVICES = ["null", "zero", "full", "random", "urandom"]
 SYSTEM = ["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache"]
 FAILED = 70  # an exit status
-GB, MB = 1 << 30, 1 << 20
+GB = 1 << 30
+MB = 1 << 20
 
 
 class NoSandbox(RuntimeError):
@@ -150,8 +153,14 @@ def refused() -> str:
 
 
 def _call(name: str, *arguments: object) -> None:
-    if getattr(LIBC, name)(*arguments):
-        raise NoSandbox(f"{name}: {os.strerror(ctypes.get_errno())}")
+    function = getattr(LIBC, name)
+    if function(*arguments):
+        raise NoSandbox(f"{name}: {_system_error()}")
+
+
+def _system_error() -> str:
+    """What the last call of the C library has failed for."""
+    return os.strerror(ctypes.get_errno())
 
 
 def _die_with(parent: int) -> None:
@@ -182,7 +191,8 @@ def _mount(source: str, target: str, kind: str, flags: int, options: str = "") -
 
 def _read_only(path: str, below: bool = True) -> None:
     """Make a mount read-only, alone or with all mounts below. Source: mount_setattr(2)."""
-    flags, attributes = 0, READ_ONLY | NO_SUID
+    flags = 0
+    attributes = READ_ONLY | NO_SUID
     if below:
         flags = ALL_BELOW
         attributes |= NO_DEVICE
@@ -190,13 +200,15 @@ def _read_only(path: str, below: bool = True) -> None:
     size = ctypes.c_size_t(ctypes.sizeof(mount_attr))
     target = ctypes.byref(mount_attr)
     if LIBC.syscall(MOUNT_SETATTR, CURRENT_FOLDER, path.encode(), flags, target, size):
-        raise NoSandbox(f"{path} cannot be made read-only: {os.strerror(ctypes.get_errno())}")
+        raise NoSandbox(f"{path} cannot be made read-only: {_system_error()}")
 
 
 def _rooms(readable: Iterable[Path], withheld: Iterable[Path], limits: Limits) -> None:
     """A root folder of its own, with what is readable, a temporary folder, and nothing else."""
-    shown = [path for path in [*map(Path, SYSTEM), *readable] if path.exists()]
-    sources = {path: path.resolve() for path in shown}
+    sources = {}
+    for path in [*map(Path, SYSTEM), *readable]:
+        if path.exists():
+            sources[path] = path.resolve()
     _mount("none", "/", "", PRIVATE | RECURSIVE)
     for folder in withheld:
         if folder.is_dir():
@@ -223,7 +235,8 @@ def _rooms(readable: Iterable[Path], withheld: Iterable[Path], limits: Limits) -
 
 def _show(source: Path, place: Path) -> None:
     """Put a file or folder of the outer system, with all below it, under the new root."""
-    old, new = Path(f"/old{source}"), Path(f"/new{place}")
+    old = Path(f"/old{source}")
+    new = Path(f"/new{place}")
     if new.exists():
         return
     new.parent.mkdir(parents=True, exist_ok=True)
@@ -286,7 +299,8 @@ def _limit(limits: Limits, processes: bool = True) -> None:
         resource.RLIMIT_NOFILE: limits.files,
     }
     if sys.platform == "linux":  # macOS does not keep to the first, and has no other
-        wanted[resource.RLIMIT_AS] = psutil.Process().memory_info().vms + limits.process_bytes
+        memory = psutil.Process().memory_info()
+        wanted[resource.RLIMIT_AS] = memory.vms + limits.process_bytes
         wanted[resource.RLIMIT_MSGQUEUE] = 0
     if processes:  # else it would count all that the user has
         wanted[resource.RLIMIT_NPROC] = limits.processes
@@ -304,11 +318,12 @@ def used(keeper: int, beyond: int = 0) -> int:
         keeper: Its number.
         beyond: What each has had from the beginning, which is not counted.
     """
-    nameless_files: dict[tuple[int, int], int] = {}  # one that several hold open counts once
+    nameless_files = {}  # one that several hold open counts once
     total = 0
     for process in psutil.Process(keeper).children(recursive=True):
         with contextlib.suppress(psutil.Error):  # it has just ended
-            total += max(0, process.memory_info().rss - beyond)
+            memory = process.memory_info()
+            total += max(0, memory.rss - beyond)
         nameless_files |= _nameless(process.pid)
     return total + sum(nameless_files.values())
 
@@ -319,6 +334,8 @@ def _nameless(pid: int) -> dict[tuple[int, int], int]:
     with contextlib.suppress(OSError):  # gone, or not for us to look at
         for descriptor in Path(f"/proc/{pid}/fd").iterdir():
             status = descriptor.stat()
-            if stat.S_ISREG(status.st_mode) and status.st_nlink == 0:
-                sizes[status.st_dev, status.st_ino] = 512 * status.st_blocks
+            has_name = status.st_nlink > 0
+            if not has_name and stat.S_ISREG(status.st_mode):
+                file = status.st_dev, status.st_ino
+                sizes[file] = 512 * status.st_blocks
     return sizes

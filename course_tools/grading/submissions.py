@@ -20,7 +20,10 @@ PLATFORM = re.compile(
     r"(?P<who>[^_.][^_]*)_((late_)?\d+_\d+_.+|\d+_assignsubmission_.*)", re.IGNORECASE
 )
 DATE = re.compile(r"20\d\d-\d\d-\d\d(?:[ T]\d\d:\d\d:\d\d)?")
-GRADED, IGNORED, NOT_GRADED, MISSING = "graded", "ignored", "NOT GRADED", "missing"
+GRADED = "graded"
+IGNORED = "ignored"
+NOT_GRADED = "NOT GRADED"
+MISSING = "missing"
 Labs = Mapping[str, list[LabCell]]  # by slug
 
 
@@ -49,7 +52,9 @@ class Copy(NamedTuple):
 def whose(name: str) -> str | None:
     """Whom a platform's file or folder belongs to; None where no platform has named it."""
     match = PLATFORM.fullmatch(name)
-    return match["who"] if match else None
+    if match is None:
+        return None
+    return match["who"]
 
 
 def unpack_all(submitted: Path) -> dict[Path, str]:
@@ -57,10 +62,13 @@ def unpack_all(submitted: Path) -> dict[Path, str]:
     done: dict[Path, str] = {}
     for pattern in ("*.zip", "**/*.zip"):  # that of a class may hold others
         for path in sorted(submitted.glob(pattern)):
-            is_of_class = path.parent == submitted and not whose(path.stem)
-            into = submitted if is_of_class else path.with_suffix("")
-            if path not in done:
-                done[path] = unpack.unpack(path, into)
+            if path in done:
+                continue
+            into = path.with_suffix("")
+            is_on_top = path.parent == submitted
+            if is_on_top and not whose(path.stem):
+                into = submitted
+            done[path] = unpack.unpack(path, into)
     return done
 
 
@@ -74,36 +82,42 @@ def collect(submitted: Path, learners: Learners, labs: Labs) -> tuple[list[Row],
     """
     became_of_zips = unpack_all(submitted)
     rows = []
-    copies: dict[tuple[str, str], list[Copy]] = defaultdict(list)  # by learner and lab
+    copies = defaultdict(list)  # by learner and lab
     for path in sorted(submitted.rglob("*")):
         student = _owner(path, submitted, learners)
         if path.is_dir() and not path.is_symlink():
             continue
         file = path.relative_to(submitted).as_posix()
-        lab = ""
-        what = IGNORED
-        if path in became_of_zips:
-            why = became_of_zips[path]
-        elif not student:
-            why = "nobody's: put it into submitted/NAME/"
-        elif path.name.startswith(("lesson_", "challenge")):
-            why = "the course's own"
-        elif "/." in f"/{file}":
-            why = "hidden"
+        why_ignored = became_of_zips.get(path) or _why_ignored(file, student)
+        if why_ignored:
+            rows.append(Row(student, "", file, IGNORED, why_ignored))
+            continue
+        try:
+            copy = _copy(path, student, file, labs)
+        except ValueError as error:
+            lab = _named_lab(path, labs)
+            became = NOT_GRADED if lab else IGNORED
+            rows.append(Row(student, lab, file, became, str(error)))
         else:
-            try:
-                copy = _copy(path, student, file, labs)
-                copies[student, copy.lab].append(copy)
-                continue
-            except ValueError as error:
-                lab = _named_lab(path, labs)
-                if lab:
-                    what = NOT_GRADED
-                why = str(error)
-        rows.append(Row(student, lab, file, what, why))
+            copies[student, copy.lab].append(copy)
+    newest = []
     for of_lab in copies.values():
-        rows += _rows_of_copies(sorted(of_lab))
-    return sorted(rows), [max(of_lab) for of_lab in copies.values()]
+        of_lab.sort()
+        rows += _rows_of_copies(of_lab)
+        newest.append(of_lab[-1])
+    return sorted(rows), newest
+
+
+def _why_ignored(file: str, student: str) -> str:
+    """Why nobody looks into a file; empty if it may be a learner's copy of a lab."""
+    if not student:
+        return "nobody's: put it into submitted/NAME/"
+    _folder, _slash, name = file.rpartition("/")
+    if name.startswith(("lesson_", "challenge")):
+        return "the course's own"
+    if "/." in f"/{file}":
+        return "hidden"
+    return ""
 
 
 def _rows_of_copies(copies: list[Copy]) -> list[Row]:
@@ -114,24 +128,27 @@ def _rows_of_copies(copies: list[Copy]) -> list[Row]:
     elif newest.record != older[-1].record:
         why = f"the newest by its own record, {newest.record}"
     else:
-        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(newest.changed_s))
+        changed = time.localtime(newest.changed_s)
+        when = time.strftime("%Y-%m-%d %H:%M", changed)
         why = f"the newest by its time, {when}"
-    student, lab = newest.student, newest.lab
-    rows = [Row(student, lab, newest.file, GRADED, "; ".join([why, *newest.written.remarks]))]
+    remarks = "; ".join([why, *newest.written.remarks])
+    rows = [Row(newest.student, newest.lab, newest.file, GRADED, remarks)]
+    why_ignored = f"not the newest, which is {newest.file}"
     for copy in older:
-        rows.append(
-            Row(student, lab, copy.file, IGNORED, f"not the newest, which is {newest.file}")
-        )
+        row = Row(copy.student, copy.lab, copy.file, IGNORED, why_ignored)
+        rows.append(row)
     return rows
 
 
 def _owner(path: Path, submitted: Path, learners: Learners) -> str:
     """The learner whose file or folder it is; empty if nobody can tell."""
-    top = submitted / path.relative_to(submitted).parts[0]
-    name = whose(top.name)
-    if not name and top.is_dir():
-        name = top.name
-    return learners.add(name) if name else ""
+    first_part, *_below = path.relative_to(submitted).parts
+    name = whose(first_part)
+    if not name and Path(submitted, first_part).is_dir():
+        name = first_part
+    if not name:
+        return ""
+    return learners.add(name)
 
 
 def missing(rows: Iterable[Row], learners: Learners, labs: Iterable[str]) -> list[Row]:
@@ -158,20 +175,33 @@ def _copy(path: Path, student: str, file: str, labs: Labs) -> Copy:
     notebook = learner_cells.read(path)
     named_lab = _named_lab(path, labs)
     slugs = [named_lab] if named_lab else list(labs)
-    written = {slug: learner_cells.written(notebook, labs[slug]) for slug in slugs}
-    lab = max(slugs, key=lambda slug: len(written[slug].answers))
-    if not written[lab].answers:
+    written = {}
+    answers = {}  # how many
+    for slug in slugs:
+        written[slug] = learner_cells.written(notebook, labs[slug])
+        answers[slug] = len(written[slug].answers)
+    lab = max(slugs, key=answers.get)
+    if not answers[lab]:
         raise ValueError(NO_CELL)
+    record = _record(path)
+    changed_s = int(path.stat().st_mtime)
+    return Copy(student, lab, record, changed_s, file, notebook.prose, written[lab])
+
+
+def _record(path: Path) -> str:
+    """The last date that nbgrader noted beside a notebook, or else that is in its name."""
     text_with_dates = path.stem
     stamp = path.with_name("timestamp.txt")
     if stamp.is_file():
         text_with_dates = stamp.read_text(errors="replace")
-    record = max(DATE.findall(text_with_dates), default="")
-    changed_s = int(path.stat().st_mtime)
-    return Copy(student, lab, record, changed_s, file, notebook.prose, written[lab])
+    dates = DATE.findall(text_with_dates)
+    return max(dates, default="")
 
 
 def _named_lab(path: Path, labs: Labs) -> str:
     """The lab that a file's name names; empty if none."""
     name = re.sub(r"\s", "_", path.stem.casefold())
-    return next((slug for slug in labs if slug in name), "")
+    for slug in labs:
+        if slug in name:
+            return slug
+    return ""

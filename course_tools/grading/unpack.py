@@ -20,11 +20,13 @@ def unpack(path: Path, into: Path, most_bytes: int = MOST_BYTES) -> str:
         return "refused: it is a link"
     try:
         with _opened(path) as archive:
-            size = sum(entry.file_size for entry in archive.infolist())
+            entries = archive.infolist()
+            size = sum(entry.file_size for entry in entries)
             if size > most_bytes:
                 return f"refused: {size >> 20} MB, {most_bytes >> 20} at most"
-            for entry in archive.infolist():
-                if not entry.is_dir() and not entry.filename.startswith("__MACOSX/"):
+            for entry in entries:
+                is_of_macos = entry.filename.startswith("__MACOSX/")
+                if not is_of_macos and not entry.is_dir():
                     _place(archive, entry, into)
     except FAULTS as error:
         return f"refused: {error or type(error).__name__}"
@@ -45,4 +47,5 @@ def _place(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, into: Path) -> None
     target = into / entry.filename
     if target.exists() and target.stat().st_mtime >= packed_s:
         return
-    os.utime(archive.extract(entry, into), (packed_s, packed_s))
+    extracted = archive.extract(entry, into)
+    os.utime(extracted, (packed_s, packed_s))

@@ -46,7 +46,9 @@ def all_reduce(sizes: Sequence[int] = SIZES, calls: int = 20) -> list[Row]:
             dist.all_reduce(tensor)
         _finish()
         seconds = (time.perf_counter() - begun) / calls
-        rows.append(Row(size, 1e6 * seconds, size / seconds * share / 1e9))
+        bus_bytes_s = size / seconds * share
+        row = Row(size, 1e6 * seconds, bus_bytes_s / 1e9)
+        rows.append(row)
     return rows
 
 
@@ -61,7 +63,8 @@ def main() -> None:
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group()
-    rows = all_reduce(json.loads(os.environ.get("BANDWIDTH_SIZES", "null")) or SIZES)
+    wanted_sizes = json.loads(os.environ.get("BANDWIDTH_SIZES", "null"))
+    rows = all_reduce(wanted_sizes or SIZES)
     if dist.get_rank() == 0:
         print(json.dumps(rows))
     dist.destroy_process_group()

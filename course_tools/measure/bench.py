@@ -276,7 +276,8 @@ def as_elements(bars: Iterable[Interval]) -> str:
     elements = []
     for bar in bars:
         start = f"M{bar.start_us:.1f} {bar.rank}"
-        elements.append(f'<path d="{start}L{bar.end_us:.1f} {bar.rank}"/>')
+        end = f"L{bar.end_us:.1f} {bar.rank}"
+        elements.append(f'<path d="{start}{end}"/>')
     return "".join(elements)
 
 
@@ -508,10 +509,13 @@ def compare(figure: str, checkouts: list[Checkout], budget_s: float) -> list[lis
         warm_up = checkout.measure(figure)
         if isinstance(warm_up, str):  # why it cannot be measured
             return warm_up
-    turns: list[list[Turn]] = [[] for _ in checkouts]
+    turns = [[] for _ in checkouts]
     end = time.monotonic() + budget_s
     done = 0
-    while done < 5 or (time.monotonic() < end and done < 40):
+    while done < 40:
+        is_over = time.monotonic() >= end
+        if is_over and done >= 5:
+            break
         order = list(zip(checkouts, turns, strict=True))
         if done % 2 == 0:
             order.reverse()
@@ -551,13 +555,16 @@ def shown(spread: dict[str, float]) -> str:
 def line(name: str, figure: Figure, result: dict[str, Any]) -> str:
     """A row of the table: times, the ratio with its quartiles, the aim, and the other checkout."""
     ratio = result["ratio"]
-    text = f"{name:32} {result['ms']:8.1f} ms, {figure.beside} {result['beside_ms']:.1f} ms: "
-    text += shown(ratio)
+    ms = result["ms"]
+    beside_ms = result["beside_ms"]
+    text = f"{name:32} {ms:8.1f} ms, {figure.beside} {beside_ms:.1f} ms: {shown(ratio)}"
     if figure.aim:
         verdict = "reached" if ratio["median"] <= figure.aim else "MISSED"
         text += f", aim {figure.aim:g} {verdict}"
     if "then" in result:
-        text += f"; there {shown(result['then'])}; here to there {shown(result['to_then'])}"
+        then = shown(result["then"])
+        to_then = shown(result["to_then"])
+        text += f"; there {then}; here to there {to_then}"
     return text
 
 
@@ -603,7 +610,10 @@ def main() -> None:
     if options.against:
         checkouts.append(Checkout(options.against.resolve()))
     figures = FIGURES | ASKED_FOR if options.others else FIGURES
-    chosen = {name: figure for name, figure in figures.items() if options.only in name}
+    chosen = {}
+    for name, figure in figures.items():
+        if options.only in name:
+            chosen[name] = figure
     results = measured(chosen, checkouts, options.seconds)
     for checkout in checkouts:
         checkout.close()

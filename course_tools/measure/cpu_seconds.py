@@ -7,8 +7,9 @@ make test seconds=FILE
 import argparse
 import json
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
+from operator import itemgetter
 from pathlib import Path
 
 # A kind of tests, and how the names of its tests begin; the first that fits counts.
@@ -39,12 +40,13 @@ def read(path: Path) -> list[dict]:
 
 def summed(lines: Iterable[dict], column: str) -> Counter[tuple[str, str]]:
     """The sum of a column for each kind, and for each that is of that kind."""
-    sums: Counter[tuple[str, str]] = Counter()
+    sums = Counter()
     for line in lines:
         title, which = kind(line["name"])
-        sums[title, ""] += line[column]
+        seconds = line[column]
+        sums[title, ""] += seconds
         if which:
-            sums[title, which] += line[column]
+            sums[title, which] += seconds
     return sums
 
 
@@ -53,16 +55,20 @@ def table(lines: list[dict], earlier: list[dict]) -> Iterable[str]:
     now = summed(lines, "cpu_s")
     before = summed(earlier, "cpu_s")
     yield f"{'':26}{'before':>8}{'now':>8}"
-    keys = sorted(now | before)
-    totals = [key for key in keys if not key[1]]
-    totals.sort(key=lambda key: -max(now[key], before[key]))
-    for total in totals:
-        title, _ = total
-        yield _row(title, before[total], now[total])
-        for key in keys:
-            title_of_key, which = key
-            if title_of_key == title and which:
-                yield _row(f"    {which}", before[key], now[key])
+    larger = now | before  # by kind, the larger of both sums
+    parts_of = defaultdict(list)
+    for title, which in sorted(larger):
+        if which:
+            parts_of[title].append(which)
+    totals = Counter()
+    for title, which in sorted(larger):
+        if not which:
+            totals[title] = larger[title, ""]
+    for title, _larger_s in totals.most_common():
+        yield _row(title, before[title, ""], now[title, ""])
+        for which in parts_of[title]:
+            part = title, which
+            yield _row(f"    {which}", before[part], now[part])
     all_before = sum(line["cpu_s"] for line in earlier)
     all_now = sum(line["cpu_s"] for line in lines)
     yield _row("all", all_before, all_now)
@@ -81,9 +87,9 @@ def main() -> None:
     lines = read(chosen.file)
     earlier = read(chosen.earlier) if chosen.earlier else []
     print(*table(lines, earlier), sep="\n")
-    costliest_first = sorted(lines, key=lambda line: -line["cpu_s"])
+    costliest_first = sorted(lines, key=itemgetter("cpu_s"), reverse=True)
     for line in costliest_first[: chosen.top]:
-        print(f"{line['cpu_s']:8.2f} CPU s {line['wall_s']:8.2f} s  {line['name']}")
+        print("{cpu_s:8.2f} CPU s {wall_s:8.2f} s  {name}".format(**line))
 
 
 if __name__ == "__main__":

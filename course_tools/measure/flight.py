@@ -104,7 +104,9 @@ def torchfrtrace(folder: Path) -> str:
         try:
             fr_trace.main(arguments)
         except (Exception, SystemExit) as error:
-            return f"stops: {type(error).__name__}: {str(error)[:60]}"
+            kind = type(error).__name__
+            words = str(error)[:60]
+            return f"stops: {kind}: {words}"
     return _summary(heard.getvalue())
 
 
@@ -121,7 +123,10 @@ def _as_torch_wants(file: Path, folder: Path) -> bytes:
     data = file.read_bytes()
     if data[:2] == b"\x1f\x8b":
         data = gzip.decompress(data)
-    dump = json.loads(data) if data[:1] == b"{" else pickle.loads(data)  # only of this repository
+    if data.startswith(b"{"):
+        dump = json.loads(data)
+    else:
+        dump = pickle.loads(data)  # only of this repository
     if "0" not in dump["pg_config"]:
         highest = max(map(_rank_of, folder.iterdir()))
         ranks = str(list(range(highest + 1)))
@@ -136,7 +141,7 @@ def _rank_of(file: Path) -> int:
 
 def _summary(text: str) -> str:
     """The ranks that it blames, and its kinds of complaints."""
-    blamed: set[int] = set()
+    blamed = set()
     for listed in re.findall(r"missing ranks: \{([\d, ]+)|Culprit rank (\d+)", text):
         ranks = re.findall(r"\d+", " ".join(listed))
         blamed.update(map(int, ranks))
@@ -156,11 +161,13 @@ def make_up(folder: Path, ranks: int) -> int:
             "pipeline": list(range(rank % stages, ranks, stages)),
         }
         config = {}
-        for number, (desc, members) in enumerate(groups.items()):
-            config[str(number)] = {"name": str(number), "desc": desc, "ranks": str(members)}
+        for desc, members in groups.items():
+            name = str(len(config))
+            config[name] = {"name": name, "desc": desc, "ranks": str(members)}
         entries = _entries(rank, absent)
         dump = {"version": "2.10", "pg_config": config, "pg_status": {}, "entries": entries}
-        (folder / f"_dump_{rank}").write_bytes(pickle.dumps(dump, protocol=2))
+        path = folder / f"_dump_{rank}"
+        path.write_bytes(pickle.dumps(dump, protocol=2))
     return absent
 
 
@@ -222,7 +229,9 @@ def large(ranks: int) -> str:
         text = str(explanation)
         seconds = time.perf_counter() - begun_s
         cpu_seconds = time.process_time() - begun_cpu_s
-    verdict = "right" if explanation.guilty == [absent] else f"WRONG, {explanation.guilty}"
+    verdict = "right"
+    if explanation.guilty != [absent]:
+        verdict = f"WRONG, {explanation.guilty}"
     lines = len(text.splitlines())
     return (
         f"{ranks} made-up ranks, {size / 1e6:.0f} MB: read and explained in {seconds:.1f} s "
@@ -237,10 +246,9 @@ def table(measured: list[Row]) -> str:
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for row in measured:
-        lines.append(
-            f"| {row.case} | {row.truth} | {row.ours} | {row.outcome} | {row.outcome_of_torch} | "
-            f"{row.seconds:.2f} | {row.seconds_theirs:.2f} |"
-        )
+        line = f"| {row.case} | {row.truth} | {row.ours} | {row.outcome} "
+        line += f"| {row.outcome_of_torch} | {row.seconds:.2f} | {row.seconds_theirs:.2f} |"
+        lines.append(line)
     return "\n".join(lines)
 
 
@@ -256,7 +264,10 @@ def main() -> None:
     measured = list(rows(folders))
     print(table(measured))
     print(large(options.ranks))
-    wrong = [row.case for row in measured if row.truth is not None and row.truth != row.ours]
+    wrong = []
+    for row in measured:
+        if row.truth not in (None, row.ours):
+            wrong.append(row.case)
     if wrong:
         sys.exit(f"wrong: {', '.join(wrong)}")
 

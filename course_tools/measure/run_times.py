@@ -56,8 +56,10 @@ def main() -> None:
     known = teaching.run_times(ROOT)
     for name, cells in seconds_of_cells(chosen.seconds).items():
         folder, slug = name.split("/")
-        prefix = "lab " if folder == "solutions" else ""
-        known[prefix + slug[:2]] = seconds_of_parts(ROOT, name, cells)
+        title = slug[:2]
+        if folder == "solutions":
+            title = f"lab {title}"
+        known[title] = seconds_of_parts(ROOT, name, cells)
     text = "# By course_tools.measure.run_times: seconds of each part in `make test`, two cores\n"
     for name in sorted(known):
         text += f'"{name}" = {known[name]}\n'

@@ -13,7 +13,7 @@ import argparse
 import ast
 import functools
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -114,9 +114,9 @@ NODES = {
     PACKAGE: 67500,
     # Results as plain data; what an answer reaches beside its arguments: frames, memory, copies;
     # likely mistakes by their results, and what a rank was given that raises.
-    JUDGE: 11400,  # what one line did has a name for each of its steps
-    CLUSTER: 2150,
-    CHALLENGE: 4100,
+    JUDGE: 12000,  # what one line did has a name for each of its steps, 5.5 nodes a line
+    CLUSTER: 2200,  # likewise, as in the next two
+    CHALLENGE: 4250,
     # By chapter: checks of what learners write, pictures, also of what they wrote, right or wrong,
     # by notes of real ranks and logs of hosts and jobs; cut layers and stacks, a model of plans.
     LESSONS: 98000,
@@ -127,7 +127,7 @@ NODES = {
     # README's pictures, what a wheel has elsewhere than a checkout, a page with plans, what to do
     # where an installation, a download or a first cell went wrong, what the page says to a learner;
     # what was nested has a name.
-    TOOLS: 60000,
+    TOOLS: 61000,
 }
 
 
@@ -138,10 +138,10 @@ def modules(root: Path = ROOT) -> dict[str, Path]:
         paths += sorted((root / package).rglob("*.py"))
     known = {}
     for path in paths:
-        parts = path.relative_to(root).with_suffix("").parts
-        if parts[-1] == "__init__":
-            parts = parts[:-1]
-        known[below(".".join(parts))] = path
+        *folders, file = path.relative_to(root).with_suffix("").parts
+        parts = folders if file == "__init__" else [*folders, file]
+        name = ".".join(parts)
+        known[below(name)] = path
     return known
 
 
@@ -152,23 +152,26 @@ def below(name: str) -> str:
 
 def is_package(name: str, known: dict[str, Path]) -> bool:
     """Whether this is the name of a folder of modules."""
-    return name in known and known[name].name == "__init__.py"
+    if name not in known:
+        return False
+    return known[name].name == "__init__.py"
 
 
 def room(module: str, known: dict[str, Path]) -> str:
     """The room that a module is in: a package of its own, or a folder of the library or tools."""
-    parts = module.split(".")
-    inner = ".".join(parts[:2])
-    if parts[0] == TOOLS and len(parts) > 1 and is_package(inner, known):
-        return inner
-    if parts[0] != PACKAGE and is_package(parts[0], known):
-        return parts[0]
+    package, *parts = module.split(".")
+    if package == TOOLS and parts:
+        inner = f"{package}.{parts[0]}"
+        if is_package(inner, known):
+            return inner
+    if package != PACKAGE and is_package(package, known):
+        return package
     return HOUSE
 
 
 def package_of(module: str) -> str:
     """The package that a module is in."""
-    first = module.split(".")[0]
+    first = top(module)
     return first if first in PACKAGES else PACKAGE
 
 
@@ -176,7 +179,8 @@ def package_of(module: str) -> str:
 def imported(path: Path) -> list[str]:
     """The full name of everything that a file imports."""
     names = []
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names += [name.name for name in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -196,12 +200,19 @@ def arrows(known: dict[str, Path]) -> dict[str, set[str]]:
         graph[module] = set()
         for name in imported(path):
             if top(name) in PACKAGES:
-                target = below(name)
-                if target not in known:  # a name that the module defines
-                    target = target.rpartition(".")[0] or PACKAGE
+                target = module_of(name, known)
                 graph[module].add(target)
         graph[module].discard(module)
     return graph
+
+
+def module_of(name: str, known: dict[str, Path]) -> str:
+    """The module that an imported name is, or else that defines it."""
+    target = below(name)
+    if target in known:
+        return target
+    module, _dot, _defined = target.rpartition(".")
+    return module or PACKAGE
 
 
 def between_rooms(known: dict[str, Path]) -> dict[str, set[str]]:
@@ -210,7 +221,8 @@ def between_rooms(known: dict[str, Path]) -> dict[str, set[str]]:
     for module, others in arrows(known).items():
         importing_room = room(module, known)
         for other in others:
-            graph[importing_room].add(room(other, known))
+            other_room = room(other, known)
+            graph[importing_room].add(other_room)
         graph[importing_room].discard(importing_room)
     return graph
 
@@ -231,8 +243,10 @@ def nodes(path: Path) -> int:
     documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
     count = 0
     for node in ast.walk(tree):
-        if isinstance(node, documented) and ast.get_docstring(node, clean=False) is not None:
-            count -= 2  # the statement and its string
+        if isinstance(node, documented):
+            docstring = ast.get_docstring(node, clean=False)
+            if docstring is not None:
+                count -= 2  # the statement and its string
         if not isinstance(node, ast.expr_context):
             count += 1
     return count
@@ -244,7 +258,8 @@ def upwards(known: dict[str, Path]) -> Iterator[str]:
         importing_room = room(module, known)
         allowed = {importing_room, *ALLOWED.get(importing_room, ())}
         for other in sorted(others):
-            if not allowed & {other, room(other, known)}:
+            other_room = room(other, known)
+            if other not in allowed and other_room not in allowed:
                 yield f"an arrow up: {module} imports {other}"
 
 
@@ -254,8 +269,9 @@ def from_outside(known: dict[str, Path]) -> Iterator[str]:
         allowed = OUTSIDE.get(module, OUTSIDE.get(room(module, known)))
         if allowed is None:
             continue
-        tops = {top(name) for name in imported(path)}
-        for name in sorted(tops - sys.stdlib_module_names - allowed - {PACKAGE}):
+        tops = set(map(top, imported(path)))
+        outsiders = tops - sys.stdlib_module_names - allowed - {PACKAGE}
+        for name in sorted(outsiders):
             yield f"a package from outside: {module} imports {name}"
 
 
@@ -263,7 +279,7 @@ def from_tests(known: dict[str, Path], root: Path) -> Iterator[str]:
     """Every import of the tests: what both need belongs in a package."""
     helpers = {path.stem for path in (root / TESTS).glob("*.py")} | {"conftest", "tests"}
     for module, path in known.items():
-        tops = {top(name) for name in imported(path)}
+        tops = set(map(top, imported(path)))
         for name in sorted(tops & helpers):
             yield f"a part of the tests: {module} imports {name}"
 
@@ -271,17 +287,18 @@ def from_tests(known: dict[str, Path], root: Path) -> Iterator[str]:
 def from_material(root: Path) -> Iterator[str]:
     """Every import of these packages in the material."""
     for path in (root / MATERIAL).rglob("*.py"):
-        tops = {top(name) for name in imported(path)}
-        for name in sorted(tops & set(PACKAGES)):
+        tops = set(map(top, imported(path)))
+        for name in sorted(tops.intersection(PACKAGES)):
             yield f"an arrow up: {path.relative_to(root)} imports {name}"
 
 
 def too_large(known: dict[str, Path]) -> Iterator[str]:
     """Rooms, packages and the list of public names that are larger than they may be."""
-    sizes = dict.fromkeys(NODES, 0)
+    sizes = Counter()
     for module, path in known.items():
-        for name in {room(module, known), package_of(module)} & set(NODES):
-            sizes[name] += nodes(path)
+        size = nodes(path)
+        for name in {room(module, known), package_of(module)}:
+            sizes[name] += size
     for name, limit in NODES.items():
         if sizes[name] > limit:
             yield f"{name}: {sizes[name]} nodes, at most {limit}"
@@ -292,9 +309,13 @@ def too_large(known: dict[str, Path]) -> Iterator[str]:
 
 def public(known: dict[str, Path]) -> list[str]:
     """The names that the library offers: the keys of its lazy table."""
-    for node in ast.parse(known[PACKAGE].read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict):
-            return [ast.literal_eval(key) for key in node.value.keys if key]
+    tree = ast.parse(known[PACKAGE].read_text(encoding="utf-8"))
+    for node in tree.body:
+        if not isinstance(node, ast.Assign):
+            continue
+        table = node.value
+        if isinstance(table, ast.Dict):
+            return [ast.literal_eval(key) for key in table.keys if key]
     return []
 
 
@@ -315,11 +336,13 @@ def picture(known: dict[str, Path]) -> str:
     """Rooms with their files and nodes, and below which rooms they stand."""
     rows = [f"{'room':22}  files  nodes  imports"]
     graph = between_rooms(known)
-    files, sizes = defaultdict(int), defaultdict(int)
+    files = Counter()
+    sizes = Counter()
     for module, path in known.items():
+        size = nodes(path)
         for name in {room(module, known), package_of(module)}:
             files[name] += 1
-            sizes[name] += nodes(path)
+            sizes[name] += size
     for name in dict.fromkeys([*ALLOWED, *graph, PACKAGE]):
         imports = ", ".join(sorted(graph[name]))
         row = f"{name:22}  {files[name]:5}  {sizes[name]:5}  {imports}"

@@ -20,11 +20,19 @@ from course_tools.notebooks import build
 
 RAN: dict[str, dict[str, Any]] = {}  # by lab, what its cells defined when they last ran
 EXTRAS = {"10_keras": "keras"}  # what `make test` installs for a lab, and `make quick` does not
-SLUGS = [
-    path.stem
-    for path in sorted((ROOT / "source/labs").glob("[0-9]*_*.py"))
-    if importlib.util.find_spec(EXTRAS.get(path.stem, "torch"))
-]
+
+
+def _installed_labs() -> list[str]:
+    """The labs whose packages are installed."""
+    slugs = []
+    for path in sorted((ROOT / "source/labs").glob("[0-9]*_*.py")):
+        package = EXTRAS.get(path.stem, "torch")
+        if importlib.util.find_spec(package):
+            slugs.append(path.stem)
+    return slugs
+
+
+SLUGS = _installed_labs()
 CHECK = importlib.import_module("course_checks.check")
 SIZES = inspect.signature(course_utils.check).parameters["world_sizes"].default
 HUNG = {"timeout": 1.0}  # long enough to hang; who only needs longer gets it
@@ -60,10 +68,11 @@ def cheapest_first(options: dict[str, Any]) -> Iterator[dict[str, Any]]:
     a launch. What one case does not call may be called in another, so nothing is required of it.
     """
     cases = options.get("cases", CASES)
+    all_sizes = sizes(options)
     if len(cases) > 1 and not isinstance(cases[0], Case):
-        last_case = {"world_sizes": sizes(options)[:1], "cases": cases[-1:], "require": ()}
+        last_case = {"world_sizes": all_sizes[:1], "cases": cases[-1:], "require": ()}
         yield options | last_case
-    for size in sizes(options):
+    for size in all_sizes:
         yield options | {"world_sizes": (size,)}
 
 
@@ -92,13 +101,17 @@ def check_here(fn: Callable, **options: Any) -> Outcome:
 
 def hung_or_judged(fn: Callable, options: dict[str, Any]) -> Outcome:
     """What a check says of a wrong answer, with little time for those that hang."""
-    outcome = check_here(fn, **options | HUNG)
+    hurried = options | HUNG
+    outcome = check_here(fn, **hurried)
     if any(words in outcome.message for words in SLOW):
-        return check_here(fn, **options | {"timeout": 5.0})
+        patient = options | {"timeout": 5.0}
+        return check_here(fn, **patient)
     return outcome
 
 
 def run(source: str, name: str, names: dict[str, Any]) -> None:
     """Run a cell's text; tracebacks know it by this name, as if of a file."""
-    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
-    exec(compile(source, name, "exec"), names)
+    lines = source.splitlines(keepends=True)
+    linecache.cache[name] = (len(source), None, lines, name)
+    code = compile(source, name, "exec")
+    exec(code, names)

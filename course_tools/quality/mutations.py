@@ -24,7 +24,12 @@ NO_DEED = re.compile(
     r"bool|clone|(empty|zeros)_like|enumerate|float|get_rank|get_world_size|int|is_grad_enabled|"
     r"len|list|max|min|range|sorted|sum|tolist|tuple|zip"
 )
+# Statements whose order is left as it is.
+STAY = ast.FunctionDef | ast.ClassDef | ast.Return | ast.Raise | ast.Import | ast.ImportFrom
 SAME = ast.Eq | ast.NotEq | ast.In | ast.NotIn | ast.Is | ast.IsNot  # whose swap is the opposite
+
+
+Span = tuple[int, int]  # of a text, from one byte to another
 
 
 class Mutant(NamedTuple):
@@ -42,28 +47,51 @@ class Edit(NamedTuple):
     text: str
     change: str = ""  # where the line before and after do not say it
 
+    def is_within(self, span: Span) -> bool:
+        """Whether all of the piece lies in that part of the text."""
+        start, end = span
+        return start <= self.start and self.end <= end
+
+    def applied_to(self, text: bytes) -> bytes:
+        """The whole text, changed."""
+        before = text[: self.start]
+        after = text[self.end :]
+        return before + self.text.encode() + after
+
 
 def mutants(source: str) -> list[Mutant]:
     """Every mistake in what stands between the markers of a code cell, each once."""
     text = source.encode()
-    spans = []
-    for match in MARKED.finditer(source):
-        start, end = len(source[: match.start()].encode()), len(source[: match.end()].encode())
-        spans.append((start, end))
+    spans = _marked_spans(source)
     by_source: dict[str, Mutant] = {}
-    times_seen: Counter[str] = Counter()
+    times_seen = Counter()
     for edit in Editor(source).edits():
-        if not any(start <= edit.start and edit.end <= end for start, end in spans):
+        if not any(edit.is_within(span) for span in spans):
             continue
-        changed = (text[: edit.start] + edit.text.encode() + text[edit.end :]).decode()
-        if changed == source or changed in by_source or not _is_python(changed):
+        changed = edit.applied_to(text).decode()
+        if changed == source or changed in by_source:
+            continue
+        if not _is_python(changed):
             continue
         change = edit.change or _change(text, edit)
         times_seen[change] += 1
-        if times_seen[change] > 1:
-            change += f" ({times_seen[change]})"
+        times = times_seen[change]
+        if times > 1:
+            change += f" ({times})"
         by_source[changed] = Mutant(change, changed)
     return list(by_source.values())
+
+
+def _marked_spans(source: str) -> list[Span]:
+    """What stands between the markers of a cell."""
+    spans = []
+    for match in MARKED.finditer(source):
+        above = source[: match.start()].encode()
+        marked = match[0].encode()
+        start = len(above)
+        end = start + len(marked)
+        spans.append((start, end))
+    return spans
 
 
 def _is_python(source: str) -> bool:
@@ -78,8 +106,9 @@ def _change(text: bytes, edit: Edit) -> str:
     """Such as `total += buffer -> total -= buffer`, of the lines that differ; of many the first."""
     start = text.rfind(b"\n", 0, edit.start) + 1
     end = text.find(b"\n", edit.end)
-    before, after = text[start : edit.start].decode(), text[edit.end : end].decode()
+    before = text[start : edit.start].decode()
     replaced = text[edit.start : edit.end].decode()
+    after = text[edit.end : end].decode()
     old = _first_line(before + replaced + after)
     new = _first_line(before + edit.text + after)
     return f"{old} -> {new}"
@@ -88,7 +117,9 @@ def _change(text: bytes, edit: Edit) -> str:
 def _first_line(text: str) -> str:
     """The first line of a text, with three dots if more come."""
     line, _, more = text.strip().partition("\n")
-    return f"{line} ..." if more else line
+    if more:
+        return f"{line} ..."
+    return line
 
 
 def _both_ways(pairs: Iterable[str]) -> dict[str, str]:
@@ -111,9 +142,11 @@ class Editor:
     def __init__(self, source: str) -> None:
         self.text = source.encode()
         self.tree = ast.parse(source)
-        self.line_starts = [0]  # in bytes
+        start = 0  # in bytes
+        self.line_starts = [start]
         for line in self.text.splitlines(keepends=True):
-            self.line_starts.append(self.line_starts[-1] + len(line))
+            start += len(line)
+            self.line_starts.append(start)
         self.names: Counter[str] = Counter()  # how often each is written to
         for node in ast.walk(self.tree):
             if _is_written(node):
@@ -132,10 +165,9 @@ class Editor:
                 if isinstance(block, list):
                     yield from self._of_block(block)
             yield from self._of_expression(node)
-            tests = getattr(node, "ifs", [getattr(node, "test", None)])
-            for test in tests:
-                if isinstance(test, ast.expr):
-                    yield from self._of_test(test, isinstance(node, ast.While))
+            is_while = isinstance(node, ast.While)
+            for test in _tests(node):
+                yield from self._of_test(test, is_while)
 
     def _in_f_strings(self) -> set[int]:
         """The ids of what stands in f-strings, whose places Python 3.11 does not know."""
@@ -147,12 +179,14 @@ class Editor:
 
     def _edit(self, node: ast.AST, new: str, last: ast.AST | None = None) -> Edit:
         """`new` instead of a node, or of all from there to the last one."""
-        end = last or node
-        return Edit(
-            self.line_starts[node.lineno - 1] + node.col_offset,
-            self.line_starts[end.end_lineno - 1] + end.end_col_offset,
-            new,
-        )
+        last = last or node
+        start = self._byte(node.lineno, node.col_offset)
+        end = self._byte(last.end_lineno, last.end_col_offset)
+        return Edit(start, end, new)
+
+    def _byte(self, line: int, column: int) -> int:
+        """Where in the text a place is; lines count from 1."""
+        return self.line_starts[line - 1] + column
 
     def _source(self, node: ast.AST) -> str:
         place = self._edit(node, "")
@@ -160,8 +194,10 @@ class Editor:
 
     def _gap(self, left: ast.AST, right: ast.AST) -> Edit:
         """What stands between two nodes, left as it is."""
-        start, end = self._edit(left, "").end, self._edit(right, "").start
-        return Edit(start, end, self.text[start:end].decode())
+        start = self._edit(left, "").end
+        end = self._edit(right, "").start
+        between = self.text[start:end]
+        return Edit(start, end, between.decode())
 
     def _operator(self, left: ast.AST, right: ast.AST, new: str) -> Edit:
         """Instead of the operator between two operands, whose parentheses stay."""
@@ -177,10 +213,13 @@ class Editor:
         for statement, following in pairwise(block):
             if _are_apart(statement, following):
                 continue
-            first, second = self._source(statement), self._source(following)
-            exchanged = second + self._gap(statement, following).text + first
-            change = f"{first.splitlines()[0]} <-> {second.splitlines()[0]}"
-            yield self._edit(statement, exchanged, following)._replace(change=change)
+            first = self._source(statement)
+            second = self._source(following)
+            gap = self._gap(statement, following)
+            exchanged = self._edit(statement, second + gap.text + first, following)
+            first_line, *_below = first.splitlines()
+            second_line, *_below = second.splitlines()
+            yield exchanged._replace(change=f"{first_line} <-> {second_line}")
 
     def _of_expression(self, node: ast.AST) -> Iterator[Edit]:
         """An operator, a number or a name swapped, a call with other arguments."""
@@ -213,24 +252,35 @@ class Editor:
 
     def _of_call(self, call: ast.Call) -> Iterator[Edit]:
         """An argument given in the place of the one before it, or a keyword left out."""
-        arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
-        following = [*arguments[1:], *arguments[:1]]
+        arguments = list(call.args)
+        for keyword in call.keywords:
+            arguments.append(keyword.value)
+        following = arguments[1:] + arguments[:1]
         for argument, other in zip(arguments, following, strict=True):
             yield self._edit(argument, self._source(other))
         for keyword in call.keywords:
             without = self._edit(keyword, "")
-            before = self.text[: without.start].decode().rstrip()
-            before = before.removesuffix(",")
-            yield without._replace(start=len(before.encode()))
+            before = self.text[: without.start].decode()
+            before = before.rstrip().removesuffix(",")
+            start = len(before.encode())
+            yield without._replace(start=start)
 
     def _of_test(self, test: ast.expr, is_of_while: bool) -> Iterator[Edit]:
         """A condition turned round, or gone; a loop that never ends is no mistake to look for."""
-        is_swapped = isinstance(test, ast.Compare) and isinstance(test.ops[0], SAME)
-        if not is_swapped:
+        operator = test.ops[0] if isinstance(test, ast.Compare) else None
+        if not isinstance(operator, SAME):  # else its swap is the same
             yield self._edit(test, f"not ({self._source(test)})")
         if not is_of_while:
             yield self._edit(test, "True")
             yield self._edit(test, "False")
+
+
+def _tests(node: ast.AST) -> list[ast.expr]:
+    """The conditions of a statement or comprehension."""
+    if isinstance(node, ast.comprehension):
+        return node.ifs
+    test = getattr(node, "test", None)
+    return [test] if test else []
 
 
 def _is_written(node: ast.AST) -> bool:
@@ -239,17 +289,20 @@ def _is_written(node: ast.AST) -> bool:
 
 def _is_plain(node: ast.stmt) -> bool:
     """Whether all that it does is to give names to values."""
-    targets = node.targets if isinstance(node, ast.Assign) else [node]
-    return all(isinstance(target, ast.Name | ast.Tuple) for target in targets)
+    if not isinstance(node, ast.Assign):
+        return False
+    return all(isinstance(target, ast.Name | ast.Tuple) for target in node.targets)
 
 
 def _is_vain(node: ast.stmt, names: Counter[str]) -> bool:
     """Whether without it there is a name that nobody knows, or nothing else."""
     if isinstance(node, ast.Assign):
-        targets: set[str] = set()
+        if not _is_plain(node):
+            return False
+        targets = set()
         for target in node.targets:
             targets |= _names(target)
-        return _is_plain(node) and all(names[name] == 1 for name in targets)
+        return all(names[name] == 1 for name in targets)
     if isinstance(node, ast.Expr):
         return isinstance(node.value, ast.Constant)
     return isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Import | ast.ImportFrom | ast.Pass)
@@ -257,32 +310,45 @@ def _is_vain(node: ast.stmt, names: Counter[str]) -> bool:
 
 def _are_apart(first: ast.stmt, second: ast.stmt) -> bool:
     """Whether it cannot matter which comes first."""
-    jumps = ast.FunctionDef | ast.ClassDef | ast.Return | ast.Raise | ast.Import | ast.ImportFrom
-    if isinstance(first, jumps) or isinstance(second, jumps):
+    if isinstance(first, STAY) or isinstance(second, STAY):
         return True
-    first_acts, second_acts = _acts(first), _acts(second)
+    first_acts = _acts(first)
+    second_acts = _acts(second)
     if first_acts and second_acts:
         return False
-    first_names, second_names = _names(first), _names(second)
-    if not (first_acts or second_acts) and _is_plain(first) and _is_plain(second):
+    first_names = _names(first)
+    second_names = _names(second)
+    is_quiet = not first_acts and not second_acts
+    if is_quiet and _is_plain(first) and _is_plain(second):
         # Both may read the same.
-        return not (_written(first) & second_names or _written(second) & first_names)
-    return not (first_names & second_names) - {"dist", "torch"}
+        is_read_by_second = _written(first) & second_names
+        is_read_by_first = _written(second) & first_names
+        return not is_read_by_second and not is_read_by_first
+    shared = first_names & second_names
+    return shared <= {"dist", "torch"}
 
 
 def _names(tree: ast.AST) -> set[str]:
-    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            names.add(node.id)
+    return names
 
 
 def _written(tree: ast.AST) -> set[str]:
-    return {node.id for node in ast.walk(tree) if _is_written(node)}
+    names = set()
+    for node in ast.walk(tree):
+        if _is_written(node):
+            names.add(node.id)
+    return names
 
 
 def _acts(tree: ast.AST) -> bool:
     """Whether a call in it may do something beside giving back a value."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
-            name = ast.unparse(node.func).split(".")[-1]
+            *_owner, name = ast.unparse(node.func).split(".")
             if not NO_DEED.fullmatch(name):
                 return True
     return False
