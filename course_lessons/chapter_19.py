@@ -115,8 +115,11 @@ def enlarged(pretended: DryRun, block_bytes: float) -> DryRun:
 
 
 def fsdp_seconds(model: Transformer, chips: int, cluster: Cluster = CLUSTER) -> float:
-    """Seconds of all of FSDP2's calls in a step of a model, one after the other, by replay."""
-    run = dry_run(sharded_step, model.layers, world_size=chips, ranks=[0, chips - 1])
+    """Seconds of all of FSDP2's calls in a step of a model, one after the other, by replay.
+
+    One rank is run, of narrow blocks: its calls are all ranks', and their bytes are replaced.
+    """
+    run = dry_run(sharded_step, model.layers, 8, world_size=chips, ranks=[0])
     block_bytes = scaling.WEIGHT_BYTES * model.weights / model.layers
     latency_s, bytes_s = cluster.link(chips, apart=1)
     network = Network(latency_us=latency_s * 1e6, gbit_s=bytes_s * 8 / 1e9)
@@ -315,7 +318,8 @@ _CUT_CASES = (
 def _cut_trace(layers: int, tp: int, rows: int) -> Any:
     """What `replay` needs of so many layers, each of two blocks, cut among all ranks."""
     if tp > 4:
-        return dry_run(cut_step, 2 * layers, tp, 64, rows, world_size=tp)
+        some = [0, tp - 1]  # the others make the same calls
+        return dry_run(cut_step, 2 * layers, tp, 64, rows, world_size=tp, ranks=some)
     options = {"world_size": tp, "backend": "gloo", "trace": True}
     return launch(cut_step, 2 * layers, tp, 64, rows, **options).trace
 

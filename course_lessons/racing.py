@@ -31,7 +31,7 @@ class Race(NamedTuple):
     cpu_time: float  # of both threads, as a multiple of that in turn
 
 
-def race(make_works: Callable[[], Sequence[Work]], rounds: int = 7) -> torch.Tensor:
+def race(make_works: Callable[[], Sequence[Work]], rounds: int = 4) -> torch.Tensor:
     """Run both works in all three ways; called in each of two ranks.
 
     Rank 0 does the first two ways alone. In the third, each rank does one work.

@@ -98,7 +98,7 @@ show(chapter_15.ring(orders), f"The orders that give every bit: {orders}.")
 # %% [markdown]
 # ## 2 · A test that tells them apart
 #
-# A small GPT trains for 40 steps. We compare three runs with one process: two ranks; two ranks with half the loss, a bug; and a **control**, one process with each batch in reverse order.
+# A small GPT trains for 20 steps. We compare three runs with one process: two ranks; two ranks with half the loss, a bug; and a **control**, one process with each batch in reverse order.
 
 # %% [markdown]
 # **Predict.** How many of the three differences shrink a thousandfold from float32 to float64?
@@ -112,10 +112,10 @@ def long_run(dtype, order=tuple(range(8)), factor=1.0):
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, fused=True)  # in fewer calls
     torch.manual_seed(1)
     shard, weights = list(order[dist.get_rank() :: dist.get_world_size()]), []
-    for step in range(1, 41):
+    for step in range(1, 21):
         inputs, targets = windows(8)
         update(optimizer, factor * loss_of(model, inputs[shard], targets[shard]))
-        if step % 4 == 0:
+        if step % 2 == 0:
             weights.append(parameters_to_vector(model.parameters()).detach())
     return torch.stack(weights)
 
@@ -149,22 +149,25 @@ chapter_15.draw_apart(apart)
 ratio = predict("bfloat16's error is float32's times", ...)
 
 
-def error_of_sum(dtype):
+def errors_of_sum():
     generator = torch.Generator().manual_seed(dist.get_rank())
     brought = torch.randn(4000, generator=generator, dtype=torch.float64)
     exact = brought.clone()
     dist.all_reduce(exact)
-    total = brought.to(dtype)
-    dist.all_reduce(total)
-    return ((total.double() - exact).norm() / exact.norm()).item()
+    errors = {}
+    for name, dtype in {"bfloat16": torch.bfloat16, "float32": torch.float32}.items():
+        total = brought.to(dtype)
+        dist.all_reduce(total)
+        errors[name] = ((total.double() - exact).norm() / exact.norm()).item()
+    return errors
 
 
 # %%
 errors = {"bfloat16": {}, "float32": {}}
 for world_size in (2, 4, 8, 16):
+    measured = launch(errors_of_sum, world_size=world_size, backend="gloo")[0]
     for name, by_ranks in errors.items():
-        dtype = getattr(torch, name)
-        by_ranks[world_size] = launch(error_of_sum, dtype, world_size=world_size, backend="gloo")[0]
+        by_ranks[world_size] = measured[name]
 ratio.measured(errors["bfloat16"][8] / errors["float32"][8], within=0.5, about=True)
 chapter_15.draw_errors_by_ranks(errors)
 
@@ -199,14 +202,14 @@ show(chapter_15.ones(totals, counts), "The total, added in two ways.")
 #
 # ## 4 · More ranks, a different learning rate?
 #
-# "Multiply the learning rate by the number of GPUs" is common advice. Whether it's right depends on what stays the same. We train on 1,280 digits.
+# "Multiply the learning rate by the number of GPUs" is common advice. Whether it's right depends on what stays the same. We train on 640 digits.
 
 
 # %%
 def train(global_batch, learning_rate, criterion=cross_entropy):
     model = DistributedDataParallel(make_model())
     optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate)
-    part = Subset(training, range(1280))
+    part = Subset(training, range(640))
     sampler = DistributedSampler(part)
     loader = DataLoader(part, global_batch // dist.get_world_size(), sampler=sampler)
     for epoch in range(2):
@@ -252,7 +255,7 @@ same_runs.measured(same)
 
 
 # %%
-def scaled(batch, rate, samples=8192):
+def scaled(batch, rate, samples=4096):
     """Train on a number of samples, in batches of any size; return the training loss at the end."""
     model = make_model(seed=dist.get_rank())  # each of three ranks trains alone
     optimizer = torch.optim.SGD(model.parameters(), lr=rate)
@@ -322,36 +325,41 @@ def noise_and_signal(gradient, local_batch):
 check(in_numbers(noise_and_signal), **noise_judged)
 
 # %% [markdown]
-# Now on the network, in float64, at four points of its training. Each estimate is from 100 rounds, in which each of four ranks takes the gradient of 16 digits. The control takes the gradient of every single digit.
+# Now on the network, in float64, at three points of its training. Each estimate is from 30 rounds, in which each of four ranks takes the gradient of 32 digits. The control takes the gradient of every single digit.
 
 
 # %%
-def noise_at(steps, estimate=chapter_15.two_batches, local_batch=16):
-    model = make_model().double()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    images, labels = training.data.double(), training.targets
-    for _ in range(steps):  # the same on all ranks
-        drawn = torch.randint(len(training), (64,))
-        update(optimizer, cross_entropy(model(images[drawn]), labels[drawn]))
-    torch.manual_seed(1000 + dist.get_rank())
+images, labels = training.data.double(), training.targets
+
+
+def estimated_noise(model, estimate, draw, local_batch=32, rounds=30):
     sums = torch.zeros(2, dtype=torch.float64)
-    for _ in range(100):
-        drawn = torch.randint(len(training), (local_batch,))
+    for _ in range(rounds):
+        drawn = torch.randint(len(images), (local_batch,), generator=draw)
         loss = cross_entropy(model(images[drawn]), labels[drawn])
         gradient = parameters_to_vector(torch.autograd.grad(loss, model.parameters()))
         sums += torch.tensor(estimate(gradient, local_batch))
-    estimated = (sums[0] / sums[1]).item()
-    if dist.get_rank() > 0:  # one rank is enough for the control
-        return None, estimated
-    gradients = chapter_15.sample_gradients(model, images, labels)
-    return chapter_15.exact_noise_scale(gradients), estimated
+    return (sums[0] / sums[1]).item()
+
+
+def noise_at(points, estimate=chapter_15.two_batches):
+    model = make_model().double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    own_draw = torch.Generator().manual_seed(1000 + dist.get_rank())
+    exact, estimated = {}, {}
+    for step in range(max(points) + 1):
+        if step in points:
+            estimated[step] = estimated_noise(model, estimate, own_draw)
+            if dist.get_rank() == 0:  # one rank is enough for the control
+                exact[step] = chapter_15.exact_noise_scale(model, images, labels)
+        drawn = torch.randint(len(images), (64,))  # the same on all ranks
+        update(optimizer, cross_entropy(model(images[drawn]), labels[drawn]))
+    return exact, estimated
 
 
 # %%
-exact, estimated = {}, {}
-for steps in (0, 40, 80, 120):
-    measured = launch(noise_at, steps, world_size=4, backend="gloo")[0]
-    exact[steps], estimated[steps] = measured
+exact, estimated = launch(noise_at, (0, 45, 90), world_size=4, backend="gloo")[0]
+for steps in exact:
     print(f"{steps:3} steps: all digits {exact[steps]:.0f}, two batches {estimated[steps]:.0f}")
 text = "The noise scale grows while the network trains; two batches find it, roughly."
 show(chapter_15.noise(exact, estimated), text)

@@ -17,7 +17,7 @@ from course_utils import check, launch
 LESSON = labs.ROOT / "source/lessons/15_numerics.py"
 WANTED = "import warnings", "def noise_and_signal", "def clipped(", "def average_of_copies"
 WANTED = (*WANTED, "class SumOverRanks", "class SyncedNorm", "def gradient_through")
-WANTED = (*WANTED, "def one_after_the_other", "def noise_at", "def accumulate")
+WANTED = (*WANTED, "def one_after_the_other", "images, labels =", "def noise_at", "def accumulate")
 pytestmark = pytest.mark.slow
 
 
@@ -266,8 +266,9 @@ def test_a_right_noise_scale_passes(answer):
 
 
 def test_two_batches_find_the_noise_scale_of_all_samples_within_a_half(lesson):
-    exact, estimated = launch(lesson["noise_at"], 40, world_size=4, backend="gloo")[0]
-    assert estimated == pytest.approx(exact, rel=0.5)
+    measured = launch(lesson["noise_at"], (45,), world_size=4, backend="gloo")[0]
+    exact, estimated = measured
+    assert estimated[45] == pytest.approx(exact[45], rel=0.5)
 
 
 def test_ones_in_bfloat16_stop_at_256_one_after_the_other_and_not_in_pairs(lesson):
