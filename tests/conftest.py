@@ -208,7 +208,7 @@ def nothing_left(
 @pytest.fixture(scope="session")
 def nursery() -> warm_kernels.Nursery:
     """What forks programs, there before a test counts what it leaves."""
-    warm_kernels.NURSERY.warm()
+    warm_kernels.NURSERY.run("")  # when this has run, all of its processes have been started
     return warm_kernels.NURSERY
 
 
