@@ -207,7 +207,7 @@ hardware()
 # and type your answer below it: four numbers, such as 1, 2, 3, 4.
 
 # %%
-held = predict("ranks 0 to 3 hold", ...)
+held = predict("ranks 0 to 3 hold", ..., count=4)
 
 
 # %%

@@ -125,10 +125,10 @@ keys_of_sums.measured(len(later) - len(joined))
 # Ranks count through the first node, then through the second. With `nodes=2`, `launch` numbers its four ranks as if they were on two machines.
 
 # %% [markdown]
-# **Predict.** Which local ranks do ranks 0, 1, 2 and 3 have? Answer with a list of four numbers.
+# **Predict.** Which local ranks do ranks 0, 1, 2 and 3 have? Answer with four numbers, such as 5 6 7 8.
 
 # %%
-local_ranks = predict("local ranks of ranks 0 to 3", ...)
+local_ranks = predict("local ranks of ranks 0 to 3", ..., count=4)
 
 
 # %%
