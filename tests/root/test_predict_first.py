@@ -1,4 +1,4 @@
-"""A cell that compares a prediction whose own cell was not run: what failed first, and what to do."""
+"""A cell that compares a prediction whose own cell was not run: what to do is told plainly."""
 
 import pytest
 from warm_kernels import NURSERY
