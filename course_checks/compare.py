@@ -146,8 +146,23 @@ class _Comparison:
             return _mismatch(wanted, got)
         differs = self._of_layout_dtype_or_shape(wanted, got, given)
         if differs:
-            return differs
+            return self._with_number(differs, wanted, got)
         return self._of_elements(wanted.detach(), got.detach())
+
+    def _with_number(self, differs: str, wanted: Tensor, got: Tensor) -> str:
+        """What is wrong beside the shape, where there is a single number."""
+        is_one_number = wanted.numel() == got.numel() == 1
+        is_plain = wanted.layout == got.layout == torch.strided
+        if not is_one_number or not is_plain or wanted.shape == got.shape:
+            return differs
+        number = self._of_elements(wanted.detach().reshape(()), got.detach().reshape(()))
+        if number is None:
+            return differs
+        return _(
+            "{difference}, and the number is wrong as well: {number}",
+            difference=differs,
+            number=number,
+        )
 
     @staticmethod
     def _of_layout_dtype_or_shape(wanted: Tensor, got: Tensor, given: Dtypes) -> str | None:

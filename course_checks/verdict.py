@@ -247,7 +247,7 @@ def _calls(trace: Trace, rank: int) -> str:
         calls = _counted(events)
     else:
         calls = [event.what for event in events]
-    return _("It called {calls}.", calls=separated(calls))
+    return _("It called {calls}: is that what it should call?", calls=separated(calls))
 
 
 def _is_empty(wanted: list[Any]) -> bool:

@@ -204,7 +204,6 @@ def draw_columns(held: Sequence[Sequence[object]], titles: Sequence[str]) -> Non
         figsize=(HIGH * width + 0.7, HIGH * len(held) + 0.4), layout="constrained"
     )
     rank_rows(axes, ranks, width)
-    sentences = []
     for column, title in enumerate(titles):
         left = _WIDE * column
         axes.text(left + _WIDE / 2, -0.12, title, ha="center", fontsize=10)
@@ -215,6 +214,11 @@ def draw_columns(held: Sequence[Sequence[object]], titles: Sequence[str]) -> Non
                 continue
             givers = [rank] if value == held[rank][0] else list(ranks)
             cell(axes, left, rank, f"{value:.4g}", givers, _WIDE)
-        texts = [value if isinstance(value, str) else f"{value:.4g}" for value in values]
-        sentences.append(f"{title}: {', '.join(texts)}")
-    show(figure, f"Ranks 0 to {len(held) - 1}, {'; '.join(sentences)}.")
+    sentences = []
+    for rank, values in enumerate(held):
+        parts = []
+        for title, value in zip(titles, values, strict=True):
+            text = value if isinstance(value, str) else f"{value:.4g}"
+            parts.append(f"{title} {text}")
+        sentences.append(f"Rank {rank}: {', '.join(parts)}.")
+    show(figure, " ".join(sentences))

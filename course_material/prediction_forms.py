@@ -3,7 +3,6 @@
 They appear only where a person runs the cell. A run that compares outputs sees none of this.
 """
 
-import ast
 import datetime
 import html
 import re
@@ -11,6 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from course_material import scores
+from course_material.answers import miscounted, parsed
 
 if TYPE_CHECKING:
     from course_material.predictions import Prediction
@@ -19,11 +19,6 @@ if TYPE_CHECKING:
 _SETTLED = "course-form"
 _OPEN = "course-form course-open"
 NO_ANSWER = ...  # what stands in a cell until the learner has written an answer
-_THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+")  # as measurements are printed: 203,530
-# A number that is no part of a word or of a longer number, such as in `400 keys`.
-_NUMBER = re.compile(
-    r"(?<![\w.,])[+-]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:[eE][+-]?\d+)?(?![\d.,]*\d)"
-)
 
 
 def a_person_looks() -> bool:
@@ -51,19 +46,19 @@ def ask(prediction: "Prediction") -> None:
             noted.value = "Shown without a prediction."
             form.keep(f"{html.escape(prediction.question)}: shown without a prediction")
             return
-        answered = f"<b>{html.escape(str(prediction.answer))}</b>"
+        answered = f"<b>{html.escape(_written(prediction.answer))}</b>"
         noted.value = f"Noted: {answered}. Run the next cells to see."
         form.keep(f"{html.escape(prediction.question)}: you predicted {answered}")
 
     display(HTML(f'<a id="{anchor(prediction.question)}"></a>'))
     earlier = _taken_up(prediction)
-    inputs = _form(prediction, prediction.take)
+    inputs = _form(prediction, noted)
     if earlier is None:
         form = _show(inputs, noted, prediction.question)
     else:
         form = _show([_anew(inputs)], noted, prediction.question)
         say_what_is_noted()
-        answered = f"<b>{html.escape(earlier.text)}</b>"
+        answered = f"<b>{html.escape(_written(prediction.answer))}</b>"
         noted.value = f"You predicted {answered} {_when(earlier.day)}, and that still stands."
     prediction.when_settled(say_what_is_noted)
 
@@ -74,7 +69,10 @@ def _taken_up(prediction: "Prediction") -> scores.KeptAnswer | None:
     if earlier is None:
         return None
     if not prediction.choices:
-        prediction.answer = parsed(earlier.text)
+        answer = parsed(earlier.text, prediction.count)
+        if prediction.count and miscounted(answer, prediction.count):
+            return None
+        prediction.answer = answer
         return earlier
     for choice in prediction.choices:
         if str(choice) == earlier.text:
@@ -121,16 +119,16 @@ def ask_before_showing(prediction: "Prediction", compare: Callable[[], str]) -> 
         form.keep(line.value)
 
     show_anyway.on_click(lambda _: prediction.skip())
-    inputs = [*_form(prediction, prediction.take), show_anyway]
+    inputs = [*_form(prediction, line), show_anyway]
     form = _show(inputs, line, prediction.question)
     prediction.when_settled(show)
 
 
-def _form(prediction: "Prediction", take: Callable[[Any], None]) -> list[Any]:
-    """Buttons for the choices, or a field; `take` is called with the answer."""
+def _form(prediction: "Prediction", told: Any) -> list[Any]:
+    """Buttons for the choices, or a field; `told` is where it says what it could not take."""
     if prediction.choices:
-        return [_button(choice, take) for choice in prediction.choices]
-    return [_field(take)]
+        return [_button(choice, prediction.take) for choice in prediction.choices]
+    return [_field(prediction, told)]
 
 
 def _button(choice: Any, take: Callable[[Any], None]) -> Any:
@@ -146,39 +144,32 @@ def _plain_button(word: str) -> Any:
     return Button(description=word, layout=as_wide_as_its_word)
 
 
-def _field(take: Callable[[Any], None]) -> Any:
+def _field(prediction: "Prediction", told: Any) -> Any:
     from ipywidgets import Text
 
-    field = Text(placeholder="your prediction, then Enter", continuous_update=False)
+    count = prediction.count
+    wanted = f"{count} answers, with spaces between" if count else "your prediction"
+    field = Text(placeholder=f"{wanted}, then Enter", continuous_update=False)
 
     def answer_changed(change: dict[str, Any]) -> None:
-        if change["new"].strip():
-            take(parsed(change["new"]))
+        if not change["new"].strip():
+            return
+        answer = parsed(change["new"], count)
+        problem = miscounted(answer, count) if count else ""
+        if problem:
+            told.value = f"Read as <b>{html.escape(_written(answer))}</b>: {problem}"
+        else:
+            prediction.take(answer)
 
     field.observe(answer_changed, "value")
     return field
 
 
-def parsed(text: str) -> Any:
-    """What a learner typed: a number, a truth or a list where it is one, a word otherwise."""
-    if _THOUSANDS.fullmatch(text.strip()):  # Python would read 1,000 as two numbers
-        return int(text.replace(",", ""))
-    try:
-        return ast.literal_eval(text.strip())
-    except (ValueError, SyntaxError):
-        pass
-    try:
-        return float(text)
-    except ValueError:
-        return text.strip()
-
-
-def number_in(text: str) -> Any:
-    """The number in a text that has one, such as `400 keys`; else the text."""
-    numbers = _NUMBER.findall(text)
-    if len(numbers) != 1:
-        return text
-    return parsed(numbers[0].replace(",", ""))
+def _written(answer: Any) -> str:
+    """An answer as it may be typed."""
+    if isinstance(answer, list | tuple):
+        return ", ".join(map(str, answer))
+    return str(answer)
 
 
 def _show(inputs: list[Any], result: Any, question: str) -> Any:

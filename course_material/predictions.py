@@ -5,6 +5,7 @@ from math import isclose
 from typing import Any
 
 from course_material import prediction_forms, scores
+from course_material.answers import is_number, miscounted, number_in, parsed
 from course_material.prediction_forms import NO_ANSWER
 
 _asked: dict[str, "Prediction"] = {}  # by question, in the order of the chapter
@@ -17,12 +18,16 @@ class Prediction:
         question: The beginning of a sentence that the answer ends.
         answer: A number, a word, a truth, or a list of these.
         choices: The possible answers, if the learner chooses from a list.
+        count: How many answers are wanted, if it is more than one.
     """
 
-    def __init__(self, question: str, answer: Any, choices: Sequence[Any] = ()) -> None:
+    def __init__(
+        self, question: str, answer: Any, choices: Sequence[Any] = (), count: int = 0
+    ) -> None:
         self.question = question
         self.answer = answer
         self.choices = tuple(choices)
+        self.count = count
         self.right: bool | None = None  # None until it is answered and measured
         self._is_skipped = False
         self._listeners: list[Callable[[], None]] = []
@@ -77,8 +82,11 @@ class Prediction:
         if self.answer is NO_ANSWER:
             return f"{shown} (no prediction)"
         predicted = _many(self.answer)
-        if _is_number(value) and isinstance(self.answer, str):
-            predicted = [prediction_forms.number_in(self.answer)]  # such as in "400 keys"
+        if isinstance(self.answer, str):
+            if is_number(value):
+                predicted = [number_in(self.answer)]  # such as in "400 keys"
+            elif len(measured) > 1:
+                predicted = list(parsed(self.answer, len(measured)))  # such as "0 1 0 1"
         if isinstance(value, set):
             matches = [_is_in(number, predicted, within) for number in measured]
         else:
@@ -94,7 +102,12 @@ class Prediction:
         return f"{shown}; predicted {_written(predicted)}: {verdict}"
 
 
-def predict(question: str = "", answer: Any = NO_ANSWER, choices: Sequence[Any] = ()) -> Any:
+def predict(
+    question: str = "",
+    answer: Any = NO_ANSWER,
+    choices: Sequence[Any] = (),
+    count: int = 0,
+) -> Any:
     """Take a learner's answer, for which `...` stands until there is one.
 
     In a notebook that a person runs, a question without an answer shows a form: the learner clicks
@@ -106,6 +119,8 @@ def predict(question: str = "", answer: Any = NO_ANSWER, choices: Sequence[Any] 
         question: The beginning of a sentence that the answer ends, such as "rank 3 holds".
         answer: A number, a word, a truth, or a list of these.
         choices: Where it must be one of these.
+        count: How many answers are wanted, where it is more than one: numbers or words with
+            spaces or commas between them, or a list.
 
     Returns:
         The prediction, whose `measured(value)` compares it; None without arguments.
@@ -116,11 +131,23 @@ def predict(question: str = "", answer: Any = NO_ANSWER, choices: Sequence[Any] 
         known = ", ".join(map(str, choices))
         print(f"{question}: {answer!r} is not one of the answers. They are: {known}.")
         answer = NO_ANSWER
-    prediction = Prediction(question, answer, choices)
+    if count and answer is not NO_ANSWER:
+        answer = _counted(question, answer, count)
+    prediction = Prediction(question, answer, choices, count)
     _asked[question] = prediction
     if answer is NO_ANSWER and prediction_forms.a_person_looks():
         prediction_forms.ask(prediction)
     return prediction
+
+
+def _counted(question: str, answer: Any, count: int) -> Any:
+    """An answer that stands in the cell; none, below a line that says why, if it doesn't fit."""
+    answers = parsed(answer, count) if isinstance(answer, str) else tuple(_many(answer))
+    problem = miscounted(answers, count)
+    if not problem:
+        return answers
+    print(f"{question} {_written(list(answers))}: {problem}")
+    return NO_ANSWER
 
 
 def _show_score() -> None:
@@ -177,12 +204,8 @@ def _many(value: Any) -> list:
     return [value]
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
 def _same(measured: Any, predicted: Any, within: float) -> bool:
-    if _is_number(measured) and _is_number(predicted):
+    if is_number(measured) and is_number(predicted):
         return isclose(measured, predicted, rel_tol=1e-9, abs_tol=within * abs(measured))
     return str(measured).strip().lower() == str(predicted).strip().lower()
 
@@ -197,7 +220,7 @@ def _verdict(measured: list, predicted: list, matches: int) -> str:
     number, guess = measured[0], predicted[0]
     if matches:
         return "right"
-    if not (_is_number(number) and _is_number(guess)):
+    if not (is_number(number) and is_number(guess)):
         return "not so"
     if number and guess and not 0.1 < guess / number < 10:
         return f"{_written([guess / number])} times as much"
@@ -227,6 +250,6 @@ def _written(values: list) -> str:
 def _written_value(value: Any) -> str:
     if isinstance(value, float) and abs(value) < 1000:
         return f"{value:.3g}"
-    if _is_number(value):
+    if is_number(value):
         return f"{value:,.0f}"
     return str(value)

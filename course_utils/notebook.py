@@ -4,7 +4,7 @@ import inspect
 import math
 from collections.abc import Callable
 from numbers import Integral, Real
-from traceback import walk_tb
+from traceback import extract_tb, walk_tb
 from typing import Any
 
 from IPython import get_ipython
@@ -311,7 +311,31 @@ def _explain_call_in_no_rank(result: Any) -> None:
     print(message)
 
 
+def _say_what_to_run_first(
+    shell: Any, kind: type, error: NameError, trace: Any, tb_offset: int | None = None
+) -> None:
+    """In place of a traceback, where a cell compares a prediction whose own cell was not run.
+
+    What failed before that, such as a launch that hangs on purpose, is told first.
+    """
+    frames = extract_tb(trace)
+    if frames and f"{error.name}.measured(" in str(frames[-1].line):
+        lines = []
+        failure = error.__context__
+        if isinstance(failure, WorkerError):
+            lines = failure._render_traceback_()
+        message = _(
+            "{name} is a prediction, and its cell has not run yet. It stands further up: run it, "
+            "then this cell once more.",
+            name=error.name,
+        )
+        lines.append(f"\n{message}")
+        error._render_traceback_ = lambda: lines
+    shell.showtraceback((kind, error, trace), tb_offset=tb_offset)
+
+
 prepare.watch()
 shell = get_ipython()
 if shell:
     shell.events.register("post_run_cell", _explain_call_in_no_rank)
+    shell.set_custom_exc((NameError,), _say_what_to_run_first)

@@ -30,6 +30,7 @@ from course_tools.learner.copies import (
     originals,
 )
 
+WORKSPACES = ".workspaces"  # which tabs JupyterLab had open on this folder
 NEWER = "COURSE_NEWER"  # for JupyterLab: names of the copies that have a newer original
 
 
@@ -108,6 +109,8 @@ def lab_environment(root: Path, folder: Path) -> dict[str, str]:
     if sys.prefix != sys.base_prefix:
         environment["VIRTUAL_ENV"] = sys.prefix
     environment[scores.FILE] = str(folder / SCORES)
+    # Its default lies in one's home, and would open tabs of another folder of the course.
+    environment["JUPYTERLAB_WORKSPACES_DIR"] = str(folder / WORKSPACES)
     folder_of_all_languages = folder.parent if language() else folder
     environment["COURSE_MY"] = str(folder_of_all_languages)
     newer = [name for name in originals(root) if has_newer_original(root, folder, name)]

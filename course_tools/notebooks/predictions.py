@@ -20,6 +20,7 @@ class Question(NamedTuple):
     name: str  # the variable that holds it
     text: str
     choices: list[str]
+    count: int  # how many answers are wanted; 0 if it doesn't say
 
 
 class Answer(NamedTuple):
@@ -45,6 +46,7 @@ def questions(cells: Iterable[NotebookNode]) -> Iterator[tuple[NotebookNode, Que
                 name=statement.targets[0].id,
                 text=call.args[0].value,
                 choices=_choices(tree, call),
+                count=_count(call),
             )
             yield cell, question
             number += 1
@@ -72,6 +74,14 @@ def _argument(call: ast.Call, name: str) -> ast.expr | None:
         if keyword.arg == name:
             return keyword.value
     return None
+
+
+def _count(call: ast.Call) -> int:
+    """How many answers a question wants, if it says so."""
+    written = _argument(call, "count")
+    if written is None:
+        return 0
+    return ast.literal_eval(written)
 
 
 def _choices(tree: ast.Module, call: ast.Call) -> list[str]:
@@ -205,6 +215,7 @@ def ask(
         "question": question.text,
         "measured": measured,
         "within": within,
+        "count": question.count,
     }
     data = ""
     for name, value in facts.items():

@@ -129,7 +129,7 @@ def _what_is_missing(shown: list[Meeting]) -> list[str]:
     for meeting in shown:
         if meeting.missing:
             ranks = ranks_named(meeting.missing)
-            return [f"#{meeting.number} is missing on {ranks}"]
+            return [f"{ranks} never called #{meeting.number}"]
     return []
 
 

@@ -181,8 +181,8 @@ except WorkerError as error:
     raise
 
 # %% [markdown]
-# That was a **hang**: no rank fails, and none gets any further. The message says which ranks wait, in which line, for whom, and why. Your notebook is
-# unharmed: `launch` has stopped all workers.
+# That was a **hang**: no rank fails, and none gets any further, so the three got no answer at all. The error above is `launch`'s own, raised in your notebook after it gave up waiting
+# and stopped all workers. It says which ranks wait, in which line, for whom, and why. Your notebook is unharmed.
 
 # %% [markdown]
 # The same story as a picture:
@@ -196,6 +196,7 @@ plot_calls(accident)
 
 # %% [markdown]
 # First, what does your machine have to offer? Nothing here needs a GPU. Unless there's one for each worker, all of them work on the CPU and talk through gloo.
+# Words in the list that you don't know yet can wait.
 
 # %% tags=["nbval-ignore-output"]
 hardware()
@@ -207,7 +208,7 @@ hardware()
 # and type your answer below it: four numbers, such as 1, 2, 3, 4.
 
 # %%
-held = predict("ranks 0 to 3 hold", ...)
+held = predict("ranks 0 to 3 hold", ..., count=4)
 
 
 # %%
@@ -297,7 +298,7 @@ print("one rank and two ranks take the same digits in", sum(steps_alike), "of th
 chapter_00.draw_one_step(training)
 
 # %% [markdown]
-# It does in the first epoch, which the cell looked at, and so it does in all the others. The order depends only on the sampler's seed and
+# One rank sees the same digits as two in every step of the first epoch, which the cell looked at, and so it does in all the others. The order depends only on the sampler's seed and
 # on the epoch, not on the number of ranks; only the dealing differs.
 #
 # **Predict.** Does one rank, training alone, end up with the same weights as the two?

@@ -17,7 +17,7 @@
 # **Lab:** [02 · Process groups and ranks](../exercises/02_process_groups.ipynb).
 
 # %% [markdown]
-# Five cells ask you to **predict**: answer below the cell or in place of its three dots, and a later cell compares your answer with what was measured.
+# Five cells ask you to **predict**: run the cell and answer in the form below it, or write your answer in place of the three dots. A later cell compares it with what was measured.
 # Two cells ask you to **write** a function, and real workers check it.
 
 # %%
@@ -39,8 +39,7 @@ from course_utils import WorkerError, check, launch, plot_ranks, predict
 # %% [markdown]
 # ## 1 · Is there a master?
 #
-# Many tutorials talk about workers that compute and a *master* that coordinates them, and they tell you to set `MASTER_ADDR`. *The DDP
-# getting-started guide*, one of the five articles this course grew out of ([the course map](README.md) lists them), does so too.
+# Many tutorials talk about workers that compute and a *master* that coordinates them, and they tell you to set `MASTER_ADDR`.
 
 # %% [markdown]
 # Let's look for that master. Four ranks add up the numbers 0 to 99: each takes every fourth number, and `all_reduce` adds up the four results.
@@ -65,8 +64,8 @@ print("processes, the notebook included:", len({os.getpid(), *process_ids}))
 
 # %% [markdown]
 # With `backend=None`, `launch` starts the ranks and leaves the joining to you. Here, every rank connects to a **store**: a small dictionary
-# that one process serves over the network. (`launch` has already started it in rank 0, so all four connect as clients, with
-# `is_master=False`.) That's where the ranks leave each other their addresses.
+# that one process serves over the network. `launch` has already started that server, so all four ranks connect to it as clients, with
+# `is_master=False`. That's where the ranks leave each other their addresses.
 
 
 # %%
@@ -120,15 +119,16 @@ keys_of_sums.measured(len(later) - len(joined))
 #
 # A **node** is a machine. Where several nodes have several GPUs each, a process needs two numbers. Its **rank** is unique among all
 # processes, and their count is the **world size**. Its **local rank** only counts within its node, and says which of the node's GPUs it should take.
+# (A GPU is also called a **card** below.)
 
 # %% [markdown]
 # Ranks count through the first node, then through the second. With `nodes=2`, `launch` numbers its four ranks as if they were on two machines.
 
 # %% [markdown]
-# **Predict.** Which local ranks do ranks 0, 1, 2 and 3 have? Answer with a list of four numbers.
+# **Predict.** Which local ranks do ranks 0, 1, 2 and 3 have? Answer with four numbers, such as 5 6 7 8.
 
 # %%
-local_ranks = predict("local ranks of ranks 0 to 3", ...)
+local_ranks = predict("local ranks of ranks 0 to 3", ..., count=4)
 
 
 # %%
@@ -159,8 +159,7 @@ local_ranks.measured([place["local rank"] for place in places])
 # | world size | `WORLD_SIZE` | how many there are | |
 
 # %% [markdown]
-# Tutorials mix them up. *Distributed Data Parallel, part 1*, another of the five articles, calls the node's number "global rank", and the
-# rank it computes from it "local rank". That matters as soon as a process chooses its GPU. This cell fails on purpose:
+# Tutorials mix them up: some call the node's number "global rank", and the rank they compute from it "local rank". That matters as soon as a process chooses its GPU. This cell fails on purpose:
 
 
 # %% tags=["raises-exception", "row-B4"]

@@ -128,7 +128,7 @@ def at_once(outgoing):
 # Answer with a list of two numbers.
 
 # %%
-exchange_us = predict("µs in order, and at once", ...)
+exchange_us = predict("µs in order, and at once", ..., count=2)
 
 
 # %% tags=["row-D3"]
@@ -478,7 +478,7 @@ plot_timeline(results.trace, "Nobody leaves the barrier before rank 3, the last,
 # **Predict.** How many bytes do the four ranks send **in all**, and how many does **the busiest** send? Answer with a list of two numbers.
 
 # %%
-ring_bytes = predict("bytes in a ring: in all, and by the busiest rank", ...)
+ring_bytes = predict("bytes in a ring: in all, and by the busiest rank", ..., count=2)
 
 
 # %% tags=["row-D4"]
@@ -656,7 +656,7 @@ for world_size in (2, 4, 8):
 # **Predict.** What do the eight numbers become? Answer with a list of eight.
 
 # %%
-after_the_view = predict("eight ones, after the sum of tensor[::2]", ...)
+after_the_view = predict("eight ones, after the sum of tensor[::2]", ..., count=8)
 
 
 # %%

@@ -100,7 +100,7 @@ def awkward():
 # wrapper, then in PyTorch's DDP? Answer with a list of two numbers. (`my_device()` is the rank's GPU if `launch` gave it one, else the CPU.)
 
 # %%
-different = predict("tensors that differ, bare and in PyTorch's DDP", ...)
+different = predict("tensors that differ, bare and in PyTorch's DDP", ..., count=2)
 
 
 # %% tags=["row-D5"]

@@ -96,7 +96,7 @@ launch(everybody_sends_first, world_size=4, backend="gloo", timeout=4)
 # **Predict.** How many µs does each run take? Answer with a list of two numbers.
 
 # %%
-ports_us = predict("µs for three to one, and for two pairs", ...)
+ports_us = predict("µs for three to one, and for two pairs", ..., count=2)
 
 
 # %%
@@ -247,7 +247,7 @@ def time_us(algorithm, n, size):
 # **Predict.** Eight ranks add up 800 bytes, then 8 million. Which of the three wins each time? Answer with a list of two words.
 
 # %%
-winners = predict("winners for 800 and 8,000,000 bytes", ...)
+winners = predict("winners for 800 and 8,000,000 bytes", ..., count=2)
 
 # %%
 sizes = (800, 8_000, 40_000, 64_000, 160_000, 224_000, 1_600_000, 8_000_000)
@@ -498,7 +498,7 @@ plot_timeline(of_8[ring, 8_000_000].replay(one_slow_link), text)
 # **Predict.** By how many µs is rank 0 done later, with the ring and with the direct way? Answer with a list of two numbers.
 
 # %%
-later_us = predict("µs that rank 0 is later, ring and direct", ...)
+later_us = predict("µs that rank 0 is later, ring and direct", ..., count=2)
 
 # %%
 slow_rank_2 = replace(network, slow_ranks={2: 5})

@@ -64,7 +64,7 @@ def deal(when, shuffle=True):
 # **Predict.** In how many different orders are the samples dealt in three epochs: without `set_epoch`, with it *before* the loop over batches, and with it *inside* that loop? Answer with a list of three numbers.
 
 # %%
-orders = predict("orders in three epochs: never, before, inside", ...)
+orders = predict("orders in three epochs: never, before, inside", ..., count=3)
 
 # %% tags=["row-A5"]
 places = "never", "before the loop", "inside the loop"
@@ -207,7 +207,9 @@ def with_join(initial):
 # **Predict** the weight of each of these digits as a denominator: `[32, 16]` would say 1/32 by default and 1/16 with `divide_by_initial_world_size=False`.
 
 # %%
-divisors = predict("each of the last 8 digits weighs 1 over, by default and with False", ...)
+divisors = predict(
+    "each of the last 8 digits weighs 1 over, by default and with False", ..., count=2
+)
 
 
 # %%
@@ -262,7 +264,7 @@ class Stream(IterableDataset):
 # **Predict.** Three ranks, each with a loader of two workers. How many times does each sample come in an epoch: unsplit, split by rank only, split by worker only? Answer with a list of three numbers.
 
 # %%
-times_read = predict("times that each sample is read: unsplit, by rank, by worker", ...)
+times_read = predict("times that each sample is read: unsplit, by rank, by worker", ..., count=3)
 
 
 # %%
@@ -360,7 +362,9 @@ def noise_of_workers(seed_by_rank):
 # **Predict.** How many different numbers do the four workers draw, as forked and when each rank is seeded? Answer with a list of two.
 
 # %%
-different_noise = predict("different numbers of four workers: as forked, seeded per rank", ...)
+different_noise = predict(
+    "different numbers of four workers: as forked, seeded per rank", ..., count=2
+)
 
 # %%
 drawn_by_workers = [launch(noise_of_workers, seeded, backend="gloo") for seeded in (False, True)]

@@ -346,7 +346,7 @@ def add_metrics():
 
 
 # %%
-rank_0_gets = predict("loss and right answers on rank 0, added up", ...)
+rank_0_gets = predict("loss and right answers on rank 0, added up", ..., count=2)
 
 # %%
 results = launch(add_metrics, backend="gloo", trace=True)

@@ -1073,7 +1073,7 @@ _ = Path(disk.name, "night.sh").write_text(NIGHT)
 # **Predict.** On how many nodes does the job run in its first, its second and its third life?
 
 # %% tags=["part-slurm", "part-ray", "part-agents"]
-on_nodes = predict("nodes in the first, second and third life", ...)
+on_nodes = predict("nodes in the first, second and third life", ..., count=3)
 
 
 # %% tags=["part-slurm", "row-E5"]

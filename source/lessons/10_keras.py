@@ -223,7 +223,7 @@ def ten_steps(training_mode, coupling="synchronous"):
 # **Predict** for three runs of ten steps whether the two ranks end with equal weights: synchronous, loosely coupled, and synchronous with `training=True`, where dropout and batch norms do their work. Answer with a list of `True` and `False`.
 
 # %%
-agree = predict("the two ranks end equal, in three runs", ...)
+agree = predict("the two ranks end equal, in three runs", ..., count=3)
 
 # %% tags=["row-C1"]
 alone = {on: launch(ten_steps, on, world_size=1, backend="gloo")[0] for on in (False, True)}
@@ -392,7 +392,7 @@ def follow(cure=None, after=()):
 # **Predict.** After 22 steps: are the weights of both ranks equal, their statistics, their losses on the *same* test digits? Three times `True` or `False`.
 
 # %%
-same = predict("equal on both ranks: weights, statistics, test loss", ...)
+same = predict("equal on both ranks: weights, statistics, test loss", ..., count=3)
 
 # %% tags=["row-C9"]
 drifting = launch(follow, backend="gloo", trace=True)

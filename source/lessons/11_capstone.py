@@ -95,7 +95,7 @@ desk.show("monday/verdict")
 # Rank 3 believes that the epoch is over. Its part has as many bytes as the others, 10,400. `read` makes windows of 17 *characters*, and `batches` cuts them into batches of 32. **Predict:** how many batches does each of the four parts have?
 
 # %%
-counted = predict("batches of the four parts, as a list", ...)
+counted = predict("batches of the four parts, as a list", ..., count=4)
 
 # %%
 monday = incident.script_of(week, "monday")
@@ -163,7 +163,7 @@ desk.show("tuesday/changes")
 # **Predict.** In the next delivery, again, one part is shorter than the others, which have 20 batches. Does Tuesday's script work or hang if the short part has 18, and if it has 14?
 
 # %%
-ends = predict("works or hangs, with 18 and with 14: a list of two words", ...)
+ends = predict("works or hangs, with 18 and with 14: a list of two words", ..., count=2)
 
 
 # %%

@@ -446,7 +446,7 @@ pictures.draw_running_means(means)
 # **Predict.** How many ms do 16 steps take with one exchange at their end? Answer with a list of two numbers.
 
 # %%
-straggling_ms = predict("ms with hiccups in turn, with a slow rank 2", ...)
+straggling_ms = predict("ms with hiccups in turn, with a slow rank 2", ..., count=2)
 
 # %%
 for name in ("DDP", "every 16 steps"):

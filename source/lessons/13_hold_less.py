@@ -59,7 +59,7 @@ from course_utils import Network, WorkerTimeout, check, launch, plot_calls, pred
 # fits.
 
 # %%
-first_that_fits = predict("first stage for 7B on 8 and 64, 70B on 8 and 64", ...)
+first_that_fits = predict("first stage for 7B on 8 and 64, 70B on 8 and 64", ..., count=4)
 
 # %% [markdown]
 # ### Write the formula
@@ -420,7 +420,7 @@ times_less.measured(kept["plain"][-1].saved_kib / kept["recompute"][-1].saved_ki
 # **Predict.** Two ranks hold one number of a gradient each: 3 and 4. Both call `clip_grad_norm_` with `max_norm=1` on what they hold. Which two numbers are left?
 
 # %%
-left_over = predict("the two numbers after each rank has clipped its own", ...)
+left_over = predict("the two numbers after each rank has clipped its own", ..., count=2)
 
 
 # %%

@@ -76,6 +76,11 @@ OTHER = [
     (tensor([1.0]), [1.0], "wanted a tensor, got list [1]"),
     (tensor([1.0]), 1.0, "wanted a tensor, got float 1"),
     (tensor(1.0), tensor([1.0]), "wanted shape (), got (1,)"),
+    (
+        tensor([15.0]),
+        tensor(30.0),
+        "wanted shape (1,), got (), and the number is wrong as well: wanted 15, got 30",
+    ),
     (tensor(True), 1, "wanted dtype bool"),
     (tensor([3]), tensor([3.0]), "wanted dtype int64, got float32"),
     (tensor([True]), tensor([1]), "wanted dtype bool"),
@@ -86,6 +91,11 @@ OTHER = [
     (RECORD, RECORD | {"rank": 1}, "item 'rank': wanted 2, got 1"),
     (10**16, 10**16 + 1, "got 10000000000000001"),
 ]
+
+
+@pytest.mark.parametrize("got", [tensor(1.0 + 1e-7), tensor([[1.0]]), tensor([1.0, 2.0])])
+def test_of_a_wrong_shape_the_numbers_are_told_only_where_one_is_wrong_too(got):
+    assert "the number is wrong" not in difference(tensor([1.0]), got)
 
 
 @pytest.mark.parametrize(("wanted", "got"), SAME, ids=repr)

@@ -91,7 +91,7 @@ def test_the_line_of_a_call_is_told_where_the_dump_has_it():
 def test_calls_and_table_take_it_as_they_take_a_launchs(shown):
     explanation = explain_dumps(CASES / "absent_rank")
     plot_calls(explanation)
-    assert shown.text.endswith("#5 is missing on rank 2.")
+    assert shown.text.endswith("rank 2 never called #5.")
     assert "rank 2: has no call pending" in table(explanation)
 
 

@@ -73,6 +73,30 @@ def test_settings_of_ones_own_come_after_those_of_the_course(folder, monkeypatch
     assert (Path(paths[0]) / "jupyter_lab_config.py").exists()
 
 
+def test_each_folder_has_tabs_of_its_own_wherever_ones_home_is(tmp_path, monkeypatch):
+    monkeypatch.setenv("JUPYTERLAB_WORKSPACES_DIR", str(tmp_path / "shared"))
+    kept = []
+    for name in ("spring", "autumn"):
+        folder = tmp_path / name
+        folder.mkdir()
+        environment = workspace.lab_environment(ROOT, folder)
+        code = (
+            "from pathlib import Path\n"
+            "from jupyterlab.labapp import LabApp\n"
+            "from jupyterlab_server.workspaces_handler import WorkspacesManager\n"
+            "manager = WorkspacesManager(LabApp().workspaces_dir)\n"
+            'tabs = \'{"data": {}, "metadata": {"id": "default"}}\'\n'
+            "print(manager.list_workspaces(), manager.save('default', tabs))"
+        )
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        before, _, path = done.stdout.strip().partition(" ")
+        assert before == "[]"  # nothing of the other folder
+        kept.append(Path(path))
+    assert [path.parents[1] for path in kept] == [tmp_path / "spring", tmp_path / "autumn"]
+    assert all(path.exists() for path in kept)
+
+
 def test_what_explains_a_measurement_is_folded_and_a_heading_is_not():
     new = nbformat.v4
     cells = [

@@ -57,7 +57,9 @@ def not_written(*_):
 )
 def test_an_average_is_drawn_whatever_it_returns(shown, answer, returns):
     chapter_00.draw_average(answer)
-    assert f"average returns: {returns};" in shown[0]
+    of_rank_0, of_rank_1 = returns.split(", ")
+    assert shown[0].startswith(f"Rank 0: has 10, average returns {of_rank_0}, wanted 15. Rank 1: ")
+    assert f"average returns {of_rank_1}, wanted 15." in shown[0]
 
 
 def test_an_average_that_raises_is_not_drawn_and_a_line_says_why(shown, capsys):

@@ -10,6 +10,7 @@ import pytest
 from IPython import display as ipython_display
 
 from course_material import prediction_forms, scores
+from course_material.answers import parsed
 from course_material.predictions import _asked
 from course_tools.learner.jupyterlab.course_saving import keep_pictures
 from course_tools.notebooks.cells import WIDGET_VIEW
@@ -120,6 +121,10 @@ def test_a_choice_that_is_a_number_comes_back_as_a_number(displayed):
         ("ring", "ring"),
         ("import os", "import os"),
         ("inf", float("inf")),
+        ("0 1 0 1", (0, 1, 0, 1)),
+        ("[0 1, 0  1]", (0, 1, 0, 1)),
+        ("1,000 2,000", (1000, 2000)),
+        ("2 or 3", "2 or 3"),
     ],
 )
 def test_what_is_typed_is_a_number_or_a_list_where_it_is_one(displayed, typed, answer):
@@ -127,6 +132,62 @@ def test_what_is_typed_is_a_number_or_a_list_where_it_is_one(displayed, typed, a
     (field,) = widgets(ipywidgets.Text, displayed[-1])
     field.value = typed
     assert prediction.answer == answer
+
+
+@pytest.mark.parametrize(
+    ("typed", "answer"),
+    [
+        ("0 1 0 1", (0, 1, 0, 1)),
+        ("0, 1, 0, 1", (0, 1, 0, 1)),
+        ("0,1,0,1", (0, 1, 0, 1)),
+        ("[0 1  0,1]", (0, 1, 0, 1)),
+        ("(0, 1, 0, 1)", (0, 1, 0, 1)),
+        ("0，1、0；1", (0, 1, 0, 1)),
+        ("0, 1, 0 and 1", (0, 1, 0, 1)),
+        ("1,000 2,000 3,000, 4,000", (1000, 2000, 3000, 4000)),
+        ("100,200,300,400", (100, 200, 300, 400)),
+        ("-1 .5 1e3 +2", (-1, 0.5, 1000.0, 2)),
+        ("True False true False", (True, False, "true", False)),
+        ("ring, tree, ring, tree", ("ring", "tree", "ring", "tree")),
+        ("['ring', \"two trees\", ring, no]", ("ring", "two trees", "ring", "no")),
+        ("8 bytes, 16 bytes, 2 bytes, 3 bytes", (8, 16, 2, 3)),
+    ],
+)
+def test_where_four_are_wanted_spaces_commas_and_brackets_tell_them_apart(displayed, typed, answer):
+    prediction = predict("they hold", ..., count=4)
+    form = displayed[-1]
+    (field,) = widgets(ipywidgets.Text, form)
+    field.value = typed
+    assert prediction.answer == answer
+    noted = ", ".join(map(str, answer))
+    assert f"Noted: <b>{noted}</b>" in texts(form)
+    assert parsed(str(answer), 4) == answer  # as it is taken up again
+
+
+@pytest.mark.parametrize(
+    ("typed", "read", "count"),
+    [
+        ("6", "6", 1),
+        ("0 1", "0, 1", 2),
+        ("0 1 0 1 0", "0, 1, 0, 1, 0", 5),
+        ("the same", "the, same", 2),
+    ],
+)
+def test_it_is_said_at_once_that_more_or_fewer_are_wanted(displayed, typed, read, count):
+    prediction = predict("they hold", ..., count=4)
+    form = displayed[-1]
+    (field,) = widgets(ipywidgets.Text, form)
+    field.value = typed
+    told = f"Read as <b>{read}</b>: that makes {count}, and 4 are wanted."
+    assert texts(form) == told
+    assert prediction.answer is ...
+    assert "course-open" in bundle(form)["text/html"]
+    prediction.measured([0, 1, 0, 1])
+    below = displayed[-1]
+    widgets(ipywidgets.Text, below)[0].value = typed
+    assert texts(below) == told
+    widgets(ipywidgets.Text, below)[0].value = "0 1 0 1"
+    assert "they hold: [0, 1, 0, 1]; predicted [0, 1, 0, 1]: right" in texts(below)
 
 
 def test_an_empty_field_is_no_answer(displayed):
@@ -311,9 +372,17 @@ def test_it_is_said_when_one_predicted(kept, displayed, days, when):
 
 @pytest.mark.parametrize("typed", ["6", "0.5", "[1, 2]", "1, 2", "203,530", "True", "ring", "inf"])
 def test_what_was_typed_means_the_same_after_a_restart(kept, displayed, typed):
-    answer = prediction_forms.parsed(typed)
+    answer = parsed(typed)
     predict("it is").take(answer)
     assert predict("it is").answer == answer
+
+
+def test_what_is_taken_up_again_has_as_many_as_are_wanted(kept, displayed):
+    predict("they hold", ..., count=2).take((0, "two trees"))
+    again = predict("they hold", ..., count=2)
+    assert again.answer == (0, "two trees")
+    assert "You predicted <b>0, two trees</b> today" in texts(displayed[-1])
+    assert predict("they hold", ..., count=3).answer is ...
 
 
 def test_who_wants_to_answer_anew_keeps_the_old_answer_until_there_is_a_new_one(kept, displayed):

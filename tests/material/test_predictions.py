@@ -1,11 +1,17 @@
 """A prediction beside what was measured."""
 
+from pathlib import Path
+
+import nbformat
 import numpy as np
 import pytest
 import torch
 
 from course_material.predictions import _asked
+from course_tools.notebooks.predictions import _measured, answers, questions
 from course_utils import predict
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -44,6 +50,9 @@ def nothing_asked():
         ([1, 3], {1}, {}, "it is: 1; predicted [1, 3]: 1 of 1 right, and 1 too many"),
         (2, {1}, {}, "it is: 1; predicted 2: off by 1"),
         (np.array([1, 2]), (1, 2), {}, "it is: [1, 2]; predicted [1, 2]: right"),
+        ("0 1 0 1", [0, 1, 0, 1], {}, "it is: [0, 1, 0, 1]; predicted [0, 1, 0, 1]: right"),
+        ("5 1, 2", {1, 2, 5}, {}, "it is: [1, 2, 5]; predicted [5, 1, 2]: right"),
+        ("ring tree", ["ring", "tree"], {}, "it is: [ring, tree]; predicted [ring, tree]: right"),
     ],
 )
 def test_the_answer_stands_beside_what_was_measured(capsys, answer, value, options, told):
@@ -54,6 +63,38 @@ def test_the_answer_stands_beside_what_was_measured(capsys, answer, value, optio
 def test_a_number_to_choose_is_a_name_and_not_off_by_anything(capsys):
     predict("the message blames rank", 0, choices=(0, 1)).measured(1)
     assert capsys.readouterr().out == "the message blames rank: 1; predicted 0: not so\n"
+
+
+@pytest.mark.parametrize("answer", [[0, 1], (0, 1), "0 1", "[0, 1]", torch.tensor([0, 1])])
+def test_an_answer_in_the_cell_may_be_written_in_any_way(capsys, answer):
+    predict("they are", answer, count=2).measured([0, 1])
+    assert capsys.readouterr().out == "they are: [0, 1]; predicted [0, 1]: right\n"
+
+
+@pytest.mark.parametrize("answer", [0, [0], "0"])
+def test_an_answer_in_the_cell_with_too_few_numbers_stays_open(capsys, answer):
+    asked = predict("they are", answer, count=2)
+    assert capsys.readouterr().out == "they are 0: that makes 1, and 2 are wanted.\n"
+    asked.measured([0, 1])
+    assert "(no prediction)" in capsys.readouterr().out
+
+
+def test_as_many_are_asked_for_as_are_measured():
+    """So that no form of a lesson refuses the right number of answers."""
+    asked = 0
+    for path in sorted((ROOT / "notebooks").glob("[0-9]*.ipynb")):
+        notebook = nbformat.read(path, as_version=4)
+        answers_of_chapter = answers(notebook.cells)
+        for _cell, question in questions(notebook.cells):
+            cell = answers_of_chapter[question.name].cell
+            measured = _measured(cell, question)
+            is_set = f"{question.name}.measured({{" in cell.source or "_runs" in question.name
+            if measured.startswith("[") and not is_set:
+                assert question.count == len(measured.split(", ")), (path.name, question.text)
+                asked += 1
+            else:
+                assert question.count == 0, (path.name, question.text)
+    assert asked > 20
 
 
 def test_an_answer_that_is_no_choice_is_asked_for_again_and_stays_open(capsys):

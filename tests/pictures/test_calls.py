@@ -52,7 +52,7 @@ def drawn(monkeypatch, shown) -> Callable[[object], list[tuple[str, int]]]:
 
 def test_a_missing_collective_is_an_empty_cell_and_is_named(shown, drawn):
     assert ("missing", 1) in drawn(hang([ALL, BARRIER], [ALL]))
-    assert shown.text == "Collectives #1 to #2 of ranks 0 and 1: #2 is missing on rank 1."
+    assert shown.text == "Collectives #1 to #2 of ranks 0 and 1: rank 1 never called #2."
 
 
 def test_a_collective_of_another_kind_is_marked_on_the_rank_in_the_minority(shown, drawn):
@@ -104,7 +104,7 @@ def test_a_real_hang_and_a_real_recording_are_read_alike(shown):
                 dist.broadcast(torch.ones(2), src=1)
 
     plot_calls(hung(lambda seconds: launch(work, 2, backend="gloo", timeout=seconds), 2))
-    assert shown.text == "Collectives #1 to #4 of ranks 0 and 1: #4 is missing on rank 0."
+    assert shown.text == "Collectives #1 to #4 of ranks 0 and 1: rank 0 never called #4."
     plot_calls(launch(work, 1, backend="gloo", trace=True).trace)
     assert shown.text == "Collectives #1 to #2 of ranks 0 and 1: all the same."
 

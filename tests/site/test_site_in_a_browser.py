@@ -134,7 +134,11 @@ def test_a_prediction_unfolds_its_answer_and_is_there_on_the_next_day(page):
     page.goto("notebooks/00_start_here.html")
     form, fold = page.locator("form.ask").nth(1), page.locator(".tag_tells-1 details").first
     assert not fold.evaluate("fold => fold.open")
-    form.locator("[type=text]").fill("40, 40, 40, 9")
+    form.locator("[type=text]").fill("40 9")
+    form.locator("[type=text]").press("Enter")
+    form.get_by_text("Read as 40, 9: that makes 2, and 4 are wanted.").wait_for()
+    assert not fold.evaluate("fold => fold.open")
+    form.locator("[type=text]").fill("40 40, 40 9")
     form.locator("[type=text]").press("Enter")
     form.get_by_text("3 of 4 right").wait_for()
     assert fold.evaluate("fold => fold.open")
@@ -144,7 +148,7 @@ def test_a_prediction_unfolds_its_answer_and_is_there_on_the_next_day(page):
     assert "5 of 5 predictions made on this page, 1 of them right" in page.inner_text(".score")
     page.reload()
     assert page.locator(".tag_tells-1 details").first.evaluate("fold => fold.open")
-    assert page.locator("form.ask [type=text]").first.input_value() == "40, 40, 40, 9"
+    assert page.locator("form.ask [type=text]").first.input_value() == "40 40, 40 9"
     _the_map_knows_and_forgets(page)
 
 
@@ -196,7 +200,7 @@ def test_what_was_predicted_can_be_kept_as_a_report(page, tmp_path):
     page.goto("notebooks/00_start_here.html")
     form = page.locator("form.ask:has([type=text])").first
     question, measured = (form.get_attribute(f"data-{name}") for name in ("question", "measured"))
-    form.locator("[type=text]").fill("<b>40</b>, 40")
+    form.locator("[type=text]").fill("<b>40</b>, 40, 40, 40")
     form.locator("[type=text]").press("Enter")
     page.goto("notebooks/README.html")
     with page.expect_download() as saved:
@@ -207,7 +211,7 @@ def test_what_was_predicted_can_be_kept_as_a_report(page, tmp_path):
     text = page.inner_text("body")
     assert "1 of 5 predictions made, 0 of them right." in text
     row = page.locator("tr", has_text=question)
-    assert row.locator("td").nth(1).inner_text() == "<b>40</b>, 40"
+    assert row.locator("td").nth(1).inner_text() == "<b>40</b>, 40, 40, 40"
     assert row.locator("td").nth(2).inner_text() == measured != ""
     assert page.locator("h2").count() == page.locator("h2", has_text=re.compile(r"^\d\d ")).count()
 
@@ -309,9 +313,9 @@ def test_the_switch_leads_to_the_cell_that_is_read_and_back(page):
 def test_in_chinese_a_prediction_is_answered_in_chinese(page):
     page.goto("zh/notebooks/00_start_here.html")
     form = page.locator("form.ask:has([type=text])").first
-    form.locator("[type=text]").fill("1")
+    form.locator("[type=text]").fill("1 1 1 1")
     form.locator("button").click()
-    assert "你的预测：1。实测：" in form.locator("output").inner_text()
+    assert "你的预测：1 1 1 1。实测：" in form.locator("output").inner_text()
 
 
 def test_no_page_is_wider_than_its_window(page):

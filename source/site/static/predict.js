@@ -3,8 +3,13 @@
   const KEY = "ddp-course";
   const read = () => JSON.parse(localStorage.getItem(KEY) ?? "{}");
   const write = (told) => localStorage.setItem(KEY, JSON.stringify(told));
-  const parts = (text) =>
-    text.replace(/(\d),(?=\d{3}\b)/g, "$1").replace(/[[\](){}'"]/g, " ").split(/[,\s]+/).filter(Boolean);
+  const thousands = /(\d),(?=\d{3}\b)/g;
+  const split = (text) => text.replace(/[[\](){}'"]/g, " ").split(/[,;，、；\s]+/).filter(Boolean);
+  // Where so many are wanted: 1,000 is one number, unless only two make enough of them.
+  const parts = (text, count = 0) => {
+    const likely = split(text.replace(thousands, "$1")), plain = split(text);
+    return likely.length !== count && plain.length === count ? plain : likely;
+  };
   const isNumber = (text) => text !== "" && !Number.isNaN(Number(text));
 
   function same(wanted, got, within) {
@@ -20,7 +25,7 @@
     if (!measured) return "";
     const list = measured.startsWith("[");
     const wanted = list ? parts(measured) : [measured.replace(/(\d),(?=\d{3})/g, "$1")];
-    const got = list ? parts(answer) : [answer.trim().replace(/(\d),(?=\d{3}\b)/g, "$1")];
+    const got = list ? parts(answer, wanted.length) : [answer.trim().replace(/(\d),(?=\d{3}\b)/g, "$1")];
     const hits = wanted.filter((one, k) => same(one, got[k] ?? "", within)).length;
     if (hits === wanted.length && got.length === hits) return "right";
     if (list) return say("{0} of {1} right", hits, wanted.length);
@@ -28,6 +33,13 @@
     const no = say("not so");
     if (!Number.isFinite(times) || times <= 0) return no;
     return times > 10 || times < 0.1 ? say("{0} times as much", times.toPrecision(2)) : no;
+  }
+
+  // What is wrong with the number of answers, if so many are wanted; else nothing.
+  function miscounted(answer, count) {
+    const got = parts(answer, count);
+    if (!count || got.length === count) return "";
+    return say("Read as {0}: that makes {1}, and {2} are wanted.", got.join(", "), got.length, count);
   }
 
   function tell(form, answer) {
@@ -63,6 +75,11 @@
     slide(form);
     form.addEventListener("submit", (event) => {
       event.preventDefault();
+      const problem = miscounted(field.value, Number(form.dataset.count));
+      if (problem) {
+        form.querySelector("output").textContent = problem;
+        return;
+      }
       const told = read(), verdict = tell(form, field.value);
       const { question, measured } = form.dataset;
       (told[chapter] ??= {})[number] = { answer: field.value, verdict, question, measured };
