@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import circles
-import execnet.gateway_io
 import mnist_files
 import nbval.kernel
 import psutil
@@ -27,7 +26,6 @@ import spent
 import warm_kernels
 from _pytest.faulthandler import fault_handler_stderr_fd_key
 from census import FORKS, beyond, census
-from execnet.gateway_base import Popen2IO
 from jupyter_client import KernelManager
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import NodeManager
@@ -92,14 +90,6 @@ def kernel_manager(**options: Any) -> KernelManager:
 nbval.kernel.KernelManager = kernel_manager
 
 
-class ToWorker(execnet.gateway_io.Popen2IOMaster):
-    """For xdist: its workers are forked from a process that has imported torch."""
-
-    def __init__(self, command: list[str], execmodel: Any) -> None:
-        self.popen = worker = warm_kernels.NURSERY.worker(command)
-        Popen2IO.__init__(self, worker.stdin, worker.stdout, execmodel=execmodel)
-
-
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Where the CPU seconds of each test are written, if anywhere."""
     parser.addoption("--seconds", metavar="FILE", help="append the CPU seconds of each test")
@@ -113,8 +103,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("seconds"):
         config.pluginmanager.register(spent.Seconds(config.getoption("seconds"), is_master))
     if is_master:
-        os.environ[warm_kernels.ADDRESS] = warm_kernels.NURSERY.open(of_workers=True)
-        execnet.gateway_io.Popen2IOMaster = ToWorker
+        os.environ[warm_kernels.ADDRESS] = warm_kernels.NURSERY.open()
 
 
 def pytest_keyboard_interrupt() -> None:
@@ -208,7 +197,7 @@ def nothing_left(
 @pytest.fixture(scope="session")
 def nursery() -> warm_kernels.Nursery:
     """What forks programs, there before a test counts what it leaves."""
-    warm_kernels.NURSERY.run("")  # when this has run, all of its processes have been started
+    warm_kernels.NURSERY.warm()
     return warm_kernels.NURSERY
 
 

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from warm_kernels import NURSERY
 
 TICKS = os.sysconf("SC_CLK_TCK")
 # By process id when it was started: kernels that this worker asked for. What forks them is no
@@ -58,8 +57,8 @@ class Seconds:
     def spent(self) -> float:
         """CPU seconds until now, of this process and of all that descend from it."""
         own = of_usage(resource.RUSAGE_SELF)
-        if self.is_master:  # its descendants are workers, who count for themselves, and who forks
-            return own + sum(map(of_process_alone, NURSERY.processes()))
+        if self.is_master:  # its descendants are workers, who count for themselves
+            return own
         for kernel, started in list(KERNELS.items()):
             if start_of(kernel) != started:  # it has ended, and the number may be a stranger's
                 del KERNELS[kernel]
@@ -90,11 +89,6 @@ def start_of(pid: int) -> str:
 def of_process(pid: int) -> float:
     """CPU seconds of a process and of the children that it has buried; 0 if it is not there."""
     return sum(map(int, stat(pid)[11:15])) / TICKS
-
-
-def of_process_alone(pid: int) -> float:
-    """CPU seconds of a process without its children; 0 if it is not there."""
-    return sum(map(int, stat(pid)[11:13])) / TICKS
 
 
 def stat(pid: int) -> list[str]:

@@ -2,8 +2,6 @@
 
 What a cell sees is a fresh kernel's: nothing of ours is imported there, and no name is defined.
 `python -m pytest --nbval notebooks` knows nothing of this, and starts each kernel anew.
-
-Workers of xdist are forked as well, from a fork that has imported more: what tests import.
 """
 
 import atexit
@@ -29,12 +27,6 @@ from unittest import mock
 IMPORTED = (
     "ipykernel.ipkernel", "ipykernel.kernelapp", "matplotlib.backends.backend_agg",
     "matplotlib.figure", "torch.distributed", "torch._dynamo.trace_rules",
-)  # fmt: skip
-# More of it, for workers of xdist. No plugins of pytest, whose asserts it rewrites.
-OF_TESTS = (
-    "course_checks.check", "course_utils.notebook", "ipywidgets", "jupytext", "matplotlib.pyplot",
-    "nbformat", "torch.distributed.checkpoint", "torch.distributed.elastic.multiprocessing",
-    "torch.distributed.fsdp", "torch.distributed.tensor",
 )  # fmt: skip
 BACKEND = {"MPLBACKEND": "module://matplotlib_inline.backend_inline"}  # as a kernel has it
 KERNEL = "-m", "ipykernel_launcher"
@@ -79,24 +71,16 @@ class Nursery:
 
     requests: socket.socket | None = None
     _process: subprocess.Popen | None = None
-    _workers: socket.socket | None = None  # where workers of xdist are asked for
 
-    def open(self, of_workers: bool = False) -> str:
-        """Start it, for whoever connects to this address; it ends with this process.
-
-        Args:
-            of_workers: whether `worker` will be called.
-        """
+    def open(self) -> str:
+        """Start it, for whoever connects to this address; it ends with this process."""
         self._folder = tempfile.TemporaryDirectory(prefix="n")
         address = f"{self._folder.name}/requests"
         alive, self._alive = os.pipe()
-        self._workers, theirs_of_workers = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening, theirs_of_workers:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
             listening.bind(address)
             listening.listen(64)
-            theirs = [listening.fileno(), alive]
-            if of_workers:
-                theirs.append(theirs_of_workers.fileno())
+            theirs = listening.fileno(), alive
             command = [sys.executable, __file__, *map(str, theirs)]
             self._process = subprocess.Popen(command, pass_fds=theirs, env=os.environ | BACKEND)
         os.close(alive)
@@ -150,33 +134,8 @@ class Nursery:
                 raise RuntimeError(f"{text}{errors.read()}")
         return text.removesuffix(END)
 
-    def worker(self, command: list[str]) -> "Script":
-        """What `subprocess.Popen` does for `python -u -c CODE` with pipes of bytes."""
-        (reading, stdin), (stdout, writing) = os.pipe(), os.pipe()
-        how = {"env": os.environ, "cwd": os.getcwd()}
-        child = self._start(command, (reading, writing, 2), how, self._workers)
-        os.close(reading)
-        os.close(writing)
-        return Script(child.pid, open(stdin, "wb"), open(stdout, "rb"))
-
-    def processes(self) -> list[int]:
-        """What was started in order to fork, by number: the nursery, and its fork for workers."""
-        if not self._process:
-            return []
-        children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children")
-        stems = []
-        if children.exists():
-            stems = children.read_text().split()[:1]
-        return [self._process.pid, *map(int, stems)]
-
-    def _start(
-        self,
-        command: list[str],
-        standard: tuple[int, ...],
-        how: dict[str, Any],
-        asked: socket.socket | None = None,
-    ) -> Kernel:
-        asked = asked or self.warm()
+    def _start(self, command: list[str], standard: tuple[int, ...], how: dict[str, Any]) -> Kernel:
+        asked = self.warm()
         request = {"argv": command, "env": dict(how["env"]), "cwd": how.get("cwd")}
         socket.send_fds(asked, [pickle.dumps(request)], standard)
         return Kernel(int(asked.recv(20)))
@@ -205,43 +164,14 @@ def warm() -> Any:
 WARM = SimpleNamespace(Popen=NURSERY.popen, PIPE=subprocess.PIPE)  # instead of `subprocess`
 
 
-def fork_workers(requests: socket.socket) -> None:
-    """Fork workers of xdist, until nobody holds the other end of `requests`."""
-    for name in OF_TESTS:
-        importlib.import_module(name)
-    sys.modules["matplotlib"].use("agg")
-    make_cheap_to_fork()
-    signal.signal(signal.SIGCHLD, reap)
-    while True:
-        request, descriptors, *_ = socket.recv_fds(requests, 1 << 17, 3)
-        if not request:
-            return
-        if os.fork() == 0:
-            become(requests, request, descriptors)
-        for descriptor in descriptors:
-            os.close(descriptor)
-
-
-def make_cheap_to_fork() -> None:
-    gc.freeze()  # for good: to look through it, a kernel would make all of its pages its own
-    enlarge_pages()
-
-
-def serve(listening: socket.socket, alive: int, workers: socket.socket | None = None) -> None:
+def serve(listening: socket.socket, alive: int) -> None:
     """Fork what is asked for, until nobody holds the other end of `alive`."""
     for number in OF_A_TERMINAL:  # it ends with who started it, and ends its kernels first
         signal.signal(number, signal.SIG_IGN)
     for name in IMPORTED:
         importlib.import_module(name)
-    if workers and os.fork() == 0:
-        listening.close()
-        os.close(alive)
-        die_with_parent()
-        fork_workers(workers)
-        os._exit(0)
-    if workers:
-        workers.close()
-    make_cheap_to_fork()
+    gc.freeze()  # for good: to look through it, a kernel would make all of its pages its own
+    enlarge_pages()
     signal.signal(signal.SIGCHLD, reap)
     ends = selectors.DefaultSelector()
     for end in (listening, alive):
@@ -338,8 +268,7 @@ def become(requests: socket.socket, request: bytes, descriptors: list[int]) -> N
     wanted, parent = pickle.loads(request), os.getppid()
     options = wanted["argv"][1:]
     die_with_parent()
-    if options[0] != "-u":
-        os.setsid()  # a worker of xdist stays where Ctrl-C finds it
+    os.setsid()
     for number in OF_A_TERMINAL:
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -379,6 +308,5 @@ def run_code(code: str) -> NoReturn:
 
 if __name__ == "__main__":
     del sys.path[0]  # this folder
-    first, alive, *more = map(int, sys.argv[1:])
-    serve(socket.socket(fileno=first), alive, *(socket.socket(fileno=one) for one in more))
+    serve(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]))
     os._exit(0)  # what it imported would say at its end what it leaks

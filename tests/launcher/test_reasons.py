@@ -132,7 +132,7 @@ CASES = [
     (lambda: torch.empty(10**15), "more memory than this machine has left"),
     (computes_with_what_all_reduce_returns, "all_reduce changes .* call it in a line of its own"),
     (uses_what_all_reduce_returns, "all_reduce changes its tensor and returns None"),
-    (lambda: dist.all_reduce(3.5), r"such as torch.tensor\(\[3.5\]\)"),
+    (lambda: dist.all_reduce(3.5), r"such as torch.tensor\(number\)"),
     (lambda: dist.all_reduce(torch.ones(1), op="sum"), "such as dist.ReduceOp.SUM"),
     (lambda: dist.all_reduce(torch.ones(1), group=0), "what dist.new_group\\(\\) returns"),
     (lambda: dist.broadcast(torch.ones(1), 0, group=0), "what dist.new_group\\(\\) returns"),
