@@ -246,7 +246,7 @@ def test_law_6_the_words_are_the_same_in_every_run():
 
     told = set()
     for _ in range(2):
-        # Long enough that both have joined, on a busy machine as well: the first line says how long.
+        # Long enough that both have joined, on a busy machine as well; the first line says it.
         _seconds, words = hanging(work, timeout=4.0).split("\n", 1)
         told.add(words)
     assert len(told) == 1
