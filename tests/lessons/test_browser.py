@@ -609,7 +609,7 @@ def test_check_in_a_new_kernel_runs_what_it_needs_first_and_shows_no_error(own_c
     _until(page, READY, 120)
     page.evaluate(NOTE_NAME_ERRORS)
     page.get_by_role("button", name="▶ Check").nth(1).click()  # of rank_of
-    page.get_by_text("The cells above run first").first.wait_for()
+    page.get_by_text("What it needs runs first").first.wait_for()
     page.get_by_text("✓ passed: rank_of").first.wait_for()
     assert page.evaluate("() => window.nameErrors") == 0
     _until(page, "() => !window.jupyterapp.shell.currentWidget.context.model.dirty", 30)  # saved
@@ -652,6 +652,21 @@ def test_who_begins_in_the_middle_is_told_what_is_missing_and_what_to_click(own_
     assert "“1 · The sum”" in told.inner_text()
     assert "Run All Above Selected Cell" in told.inner_text()
     told.get_by_role("button", name="Run what it needs").click()
+    page.get_by_text("drawn of total").first.wait_for()
+
+
+def test_what_a_cell_needs_runs_to_its_end_whatever_tab_is_in_front(own_copies, own_page):
+    page = own_page
+    _open(page, own_copies, MIDDLE)
+    _until(page, READY, 120)
+    notebook = page.evaluate("() => window.jupyterapp.shell.currentWidget.id")
+    page.evaluate(RUN_ONE, 4)
+    page.get_by_role("button", name="Run what it needs").click()
+    page.evaluate("() => window.jupyterapp.commands.execute('launcher:create')")
+    assert page.evaluate("() => window.jupyterapp.shell.currentWidget.id") != notebook
+    page.get_by_text("drawn of total").first.wait_for(state="attached")
+    assert page.evaluate("() => window.jupyterapp.shell.currentWidget.id") != notebook
+    page.evaluate("id => window.jupyterapp.shell.activateById(id)", notebook)
     page.get_by_text("drawn of total").first.wait_for()
 
 
