@@ -620,6 +620,10 @@ RUN_ONE = """async index => {
     shell.currentWidget.content.activeCellIndex = index;
     await commands.execute('notebook:run-cell');
 }"""
+CHANGE = """index => {
+    const cell = window.jupyterapp.shell.currentWidget.content.model.sharedModel.cells[index];
+    cell.setSource(`${cell.source}\\n`);
+}"""
 LETTERS = """() => {
     const line = [...document.querySelectorAll('.jp-OutputArea-output pre')].at(-1);
     const ruler = line.appendChild(document.createElement('span'));
@@ -684,6 +688,31 @@ def test_below_a_check_that_runs_again_a_picture_is_of_the_answer_before(own_cop
     assert outdated.count() == 1
     page.evaluate(RUN_ONE, 4)
     _until(page, "() => !document.querySelector('.course-outdated')", 60)
+
+
+def test_what_is_old_is_told_by_the_order_of_runs_not_by_the_counts_of_two_kernels(
+    own_copies, own_page
+):
+    page = own_page
+    _open(page, own_copies, MIDDLE)
+    _until(page, READY, 120)
+    _run(page, Path(MIDDLE).stem)
+    page.evaluate(RUN_ONE, 3)
+    page.evaluate(RUN_ONE, 4)
+    page.evaluate(RESTARTED)
+    page.evaluate(RUN_ONE, 1)
+    page.evaluate(RUN_ONE, 4)  # [2], below the [5] of the kernel before
+    page.get_by_text("drawn of total").first.wait_for()
+    outdated = page.locator(".course-outdated")
+    assert outdated.count() == 0
+
+    page.evaluate(RUN_ONE, 1)  # unchanged
+    assert outdated.count() == 0
+    page.evaluate(CHANGE, 1)
+    page.evaluate(RUN_ONE, 1)
+    outdated.get_by_text("drawn of total").wait_for()  # before its check has run
+    page.evaluate(RUN_ONE, 4)
+    outdated.wait_for(state="detached")
 
 
 def test_after_the_last_hint_our_answer_is_offered_and_can_be_closed(own_copies, own_page):

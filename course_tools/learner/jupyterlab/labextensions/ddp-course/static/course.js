@@ -294,21 +294,51 @@
     show(panel, index);
   }
 
-  /* Below a check that was run again, what shows the same answer is of the answer before. */
-  function* outdated(cells) {
-    let checked = [];  // names of answers since the last heading, with the run of their check
-    for (const cell of cells) {
-      if (isHeading(cell)) checked = [];
-      if (!isCode(cell)) continue;
-      const count = cell.model.executionCount;
+  /* When cells ran, in the order in which this page saw it: the counts of two kernels can't be
+     compared. What had run before the page was there is the oldest. */
+  function runsOf({ content }, whenChanged) {
+    const runs = new WeakMap();  // by a cell's model: its count, its place in the order, its source
+    let order = 0;
+    const note = cell => {
+      const { model } = cell;
+      const count = model.executionCount;  // none while it runs
       const source = sourceOf(cell);
-      const judged = source.match(/^check\((?:[\w.]+\()?(\w+)/m);
-      if (judged) {
-        checked.push({ name: judged[1], count });
+      const last = runs.get(model);
+      if (!last) {
+        runs.set(model, { count, source, order: 0, changed: 0 });
+        model.stateChanged.connect(whenChanged);
+      } else if (last.count !== count) {
+        last.count = count;
+        if (!count) return;
+        last.order = ++order;
+        if (last.source !== source) last.changed = order;
+        last.source = source;
+      }
+    };
+    return () => {
+      content.widgets.filter(isCode).forEach(note);
+      return runs;
+    };
+  }
+
+  /* Below an answer that was changed and run, or a check that was run again, what shows the same
+     answer is of the answer before. */
+  function* outdated(cells, runs) {
+    let judged = [];  // names of answers since the last heading, with the newest run of them
+    for (const [index, cell] of cells.entries()) {
+      if (isHeading(cell)) judged = [];
+      if (!isCode(cell)) continue;
+      const source = sourceOf(cell);
+      const { count, order } = runs.get(cell.model);
+      const name = source.match(/^check\((?:[\w.]+\()?(\w+)/m)?.[1];
+      if (name) {
+        const answer = cells.slice(0, index).findLast(other => makes(other, name));
+        const changed = answer ? runs.get(answer.model).changed : 0;
+        judged.push({ name, newest: Math.max(order, changed) });
       } else if (count && cell.model.outputs.length) {
-        const isOlder = ({ name, count: last }) =>
-          last > count && new RegExp(`\\b${name}\\b`).test(source);
-        if (checked.some(isOlder)) yield cell;
+        const isOlder = ({ name, newest }) =>
+          newest > order && new RegExp(`\\b${name}\\b`).test(source);
+        if (judged.some(isOlder)) yield cell;
       }
     }
   }
@@ -326,15 +356,17 @@
     });
   }
 
-  function markOutdated({ content, context }) {
+  function markOutdated(panel) {
+    const { content, context } = panel;
     const update = () => {
-      const older = new Set(outdated(content.widgets));
+      const older = new Set(outdated(content.widgets, noteRuns()));
       for (const cell of content.widgets) {
         cell.toggleClass('course-outdated', older.has(cell));
         const isList = isCode(cell) && sourceOf(cell).startsWith('progress(');
         cell.toggleClass('course-list', isList);
       }
     };
+    const noteRuns = runsOf(panel, update);
     context.ready.then(() => {
       content.model.contentChanged.connect(update);
       update();
