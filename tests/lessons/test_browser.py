@@ -690,6 +690,18 @@ def test_below_a_check_that_runs_again_a_picture_is_of_the_answer_before(own_cop
     _until(page, "() => !document.querySelector('.course-outdated')", 60)
 
 
+def test_a_check_that_passes_in_a_lesson_is_saved_at_once(own_copies, own_page):
+    page = own_page
+    _open(page, own_copies, MIDDLE)
+    _until(page, READY, 120)
+    page.evaluate(RUN_ONE, 1)
+    page.evaluate(RUN_ONE, 3)
+    _until(page, "() => !window.jupyterapp.shell.currentWidget.context.model.dirty", 30)
+    saved = _api(*own_copies, f"contents/{MIDDLE}")["content"]
+    (output,) = saved["cells"][3]["outputs"]
+    assert output["data"]["text/plain"].startswith("✓ passed: total")
+
+
 def test_what_is_old_is_told_by_the_order_of_runs_not_by_the_counts_of_two_kernels(
     own_copies, own_page
 ):
@@ -747,6 +759,26 @@ def test_progress_is_told_where_one_is_and_its_list_leads_to_the_exercises(own_c
     page.locator(".course-list td code", has_text="rank_of").click()
     active = "window.jupyterapp.shell.currentWidget.content.activeCell.model.sharedModel.source"
     assert page.evaluate(f"() => {active}").startswith("def rank_of(")
+
+
+def test_progress_counts_what_passed_before_a_restart_until_the_answer_is_changed(
+    own_copies, own_page
+):
+    page = own_page
+    _open(page, own_copies, LAB)
+    _until(page, READY, 120)
+    page.get_by_role("button", name="▶ Check").nth(1).click()  # of rank_of
+    page.get_by_text("✓ passed: rank_of").first.wait_for()
+    page.evaluate(RESTARTED)
+    _until(page, READY, 120)
+    told = page.locator(".Toastify__toast", has_text="exercises pass")
+    page.get_by_role("button", name="Progress").nth(1).click()
+    told.get_by_text("✓ rank_of").wait_for()
+
+    page.evaluate(WRITE, ["rank_of", ANSWERS["rank_of"] + "  # changed"])
+    page.get_by_role("button", name="Progress").nth(1).click()
+    told.get_by_text("– rank_of").wait_for()
+    page.evaluate(WRITE, ["rank_of", ANSWERS["rank_of"]])
 
 
 @pytest.mark.soak

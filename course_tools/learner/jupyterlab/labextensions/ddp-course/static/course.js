@@ -32,8 +32,17 @@
     cellsOf(panel)[index].node.scrollIntoView({ block: 'center', behavior: 'smooth' });
   }
 
-  async function save({ context, isDisposed }) {
-    if (!isDisposed && context.contentsModel?.writable) await context.save();
+  const saves = new WeakMap();  // by notebook: one after the other, or Lab finds the file changed
+
+  function save(panel) {
+    const { context } = panel;
+    const saving = async () => {
+      const isDue = !panel.isDisposed && context.contentsModel?.writable && context.model.dirty;
+      if (isDue) await context.save();
+    };
+    const next = Promise.resolve(saves.get(panel)).then(saving, saving);
+    saves.set(panel, next);
+    return next;
   }
 
   /* The text of a Python expression in the kernel, which shows and counts nothing of it. */
@@ -133,6 +142,7 @@
     const panel = panelOf(app);
     const index = progressCell(panel);
     if (index < 0) return;
+    await save(panel);  // an answer of an earlier kernel is looked up in the file
     // Without the lab's own imports, which may not have run: to run them would move the page.
     const source = sourceOf(cellsOf(panel)[index]);
     const list = await evaluated(panel, `__import__("course_utils").${source}`);
@@ -147,6 +157,7 @@
     const panel = panelOf(app, args);
     const index = panel ? progressCell(panel) : -1;
     if (index < 0) return;
+    await save(panel);
     await prepare(app, panel, [cellsOf(panel).find(isCode)]);  // the imports
     await run(app, panel, index);
     show(panel, index);
@@ -294,9 +305,14 @@
     show(panel, index);
   }
 
+  function passes({ model: { outputs } }) {
+    const numbers = Array.from({ length: outputs.length }, (_, number) => number);
+    return numbers.some(number => textOf(outputs.get(number)).startsWith('✓'));
+  }
+
   /* When cells ran, in the order in which this page saw it: the counts of two kernels can't be
-     compared. What had run before the page was there is the oldest. */
-  function runsOf({ content }, whenChanged) {
+     compared. What had run before the page was there is the oldest. What passes is saved. */
+  function runsOf(panel, whenChanged) {
     const runs = new WeakMap();  // by a cell's model: its count, its place in the order, its source
     let order = 0;
     const note = cell => {
@@ -310,13 +326,14 @@
       } else if (last.count !== count) {
         last.count = count;
         if (!count) return;
+        if (isCheck(cell) && passes(cell)) save(panel);
         last.order = ++order;
         if (last.source !== source) last.changed = order;
         last.source = source;
       }
     };
     return () => {
-      content.widgets.filter(isCode).forEach(note);
+      cellsOf(panel).filter(isCode).forEach(note);
       return runs;
     };
   }
