@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from course_material import verdicts
 from course_utils.launcher.language import N_, _, ngettext
 from course_utils.launcher.words import ranks_listed
 
@@ -181,8 +182,9 @@ _outcomes: dict[str, Outcome] = {}  # the last one of each answer in this kernel
 
 
 def note(outcome: Outcome) -> Outcome:
-    """Remember an outcome, and return it."""
+    """Remember an outcome, in a learner's lab also beyond this kernel, and return it."""
     _outcomes[outcome.name] = outcome
+    verdicts.keep(outcome.name, outcome.state)
     return outcome
 
 
@@ -224,12 +226,17 @@ def _overview_row(outcome: Outcome) -> str:
 def progress(*exercises: str) -> Overview:
     """Show which answers pass, as they were last checked in this notebook.
 
+    What a check said in an earlier kernel counts if the answer is unchanged.
+
     Args:
         exercises: The names of all answers in this notebook. Answers that no check has tried yet
             count as well.
     """
     known = {}
     for name in exercises:
-        known[name] = Outcome(name, NOT_CHECKED)
+        state = verdicts.kept(name)
+        if state not in _SIGNS:
+            state = NOT_CHECKED
+        known[name] = Outcome(name, state)
     known |= _outcomes
     return Overview(known.values())

@@ -3,7 +3,7 @@
 `make lab` names the file in the environment's COURSE_SCORES. Elsewhere, as in a test, nothing is
 kept. The file outlives the kernel, so a prediction is taken up again on the next day. It holds, by
 chapter (such as "03") and question, the answer as text, the day of the answer, and, once it has
-been measured, whether it was right.
+been measured, whether it was right. What checks said in labs stands there as well: see `verdicts`.
 """
 
 import contextlib
@@ -27,22 +27,19 @@ class KeptAnswer(NamedTuple):
 
 def note(question: str, right: bool) -> None:
     """Keep whether the answer to a question of this kernel's chapter was right."""
-    _update(question, {"right": right})
+    update(_chapter_of_this_kernel(), question, {"right": right})
 
 
 def keep_answer(question: str, text: str) -> None:
     """Keep an answer that was given just now; it takes the place of an earlier one."""
     today = datetime.date.today().isoformat()
-    _update(question, {"answer": text, "day": today, "right": None})
+    news = {"answer": text, "day": today, "right": None}
+    update(_chapter_of_this_kernel(), question, news)
 
 
 def kept_answer(question: str) -> KeptAnswer | None:
     """The answer that was given last to a question of this kernel's chapter, if any was."""
-    chapter = _chapter_of_this_kernel()
-    path = os.environ.get(FILE)
-    if not path or not chapter:
-        return None
-    entry = _entries(Path(path)).get(chapter, {}).get(question, {})
+    entry = entry_of(_chapter_of_this_kernel(), question)
     with contextlib.suppress(KeyError, TypeError, ValueError):
         return KeptAnswer(str(entry["answer"]), datetime.date.fromisoformat(entry["day"]))
     return None
@@ -58,13 +55,21 @@ def read(path: Path) -> dict[str, dict[str, bool]]:
     return rights
 
 
-def _update(question: str, news: dict[str, Any]) -> None:
-    chapter = _chapter_of_this_kernel()
+def entry_of(place: str | None, name: str) -> dict[str, Any]:
+    """What is kept of a name, such as a question, in one place, such as a chapter."""
     path = os.environ.get(FILE)
-    if not path or not chapter:
+    if not path or not place:
+        return {}
+    return _entries(Path(path)).get(place, {}).get(name, {})
+
+
+def update(place: str | None, name: str, news: dict[str, Any]) -> None:
+    """Keep news of a name; nothing is kept where there is no file or no place."""
+    path = os.environ.get(FILE)
+    if not path or not place:
         return
     entries = _entries(Path(path))
-    entry = entries.setdefault(chapter, {}).setdefault(question, {})
+    entry = entries.setdefault(place, {}).setdefault(name, {})
     entry.update(news)
     _replace(Path(path), json.dumps(entries, indent=1, sort_keys=True, ensure_ascii=False))
 

@@ -609,7 +609,7 @@ def test_check_in_a_new_kernel_runs_what_it_needs_first_and_shows_no_error(own_c
     _until(page, READY, 120)
     page.evaluate(NOTE_NAME_ERRORS)
     page.get_by_role("button", name="▶ Check").nth(1).click()  # of rank_of
-    page.get_by_text("The cells above run first").first.wait_for()
+    page.get_by_text("What it needs runs first").first.wait_for()
     page.get_by_text("✓ passed: rank_of").first.wait_for()
     assert page.evaluate("() => window.nameErrors") == 0
     _until(page, "() => !window.jupyterapp.shell.currentWidget.context.model.dirty", 30)  # saved
@@ -619,6 +619,10 @@ RUN_ONE = """async index => {
     const {commands, shell} = window.jupyterapp;
     shell.currentWidget.content.activeCellIndex = index;
     await commands.execute('notebook:run-cell');
+}"""
+CHANGE = """index => {
+    const cell = window.jupyterapp.shell.currentWidget.content.model.sharedModel.cells[index];
+    cell.setSource(`${cell.source}\\n`);
 }"""
 LETTERS = """() => {
     const line = [...document.querySelectorAll('.jp-OutputArea-output pre')].at(-1);
@@ -655,6 +659,21 @@ def test_who_begins_in_the_middle_is_told_what_is_missing_and_what_to_click(own_
     page.get_by_text("drawn of total").first.wait_for()
 
 
+def test_what_a_cell_needs_runs_to_its_end_whatever_tab_is_in_front(own_copies, own_page):
+    page = own_page
+    _open(page, own_copies, MIDDLE)
+    _until(page, READY, 120)
+    notebook = page.evaluate("() => window.jupyterapp.shell.currentWidget.id")
+    page.evaluate(RUN_ONE, 4)
+    page.get_by_role("button", name="Run what it needs").click()
+    page.evaluate("() => window.jupyterapp.commands.execute('launcher:create')")
+    assert page.evaluate("() => window.jupyterapp.shell.currentWidget.id") != notebook
+    page.get_by_text("drawn of total").first.wait_for(state="attached")
+    assert page.evaluate("() => window.jupyterapp.shell.currentWidget.id") != notebook
+    page.evaluate("id => window.jupyterapp.shell.activateById(id)", notebook)
+    page.get_by_text("drawn of total").first.wait_for()
+
+
 def test_below_a_check_that_runs_again_a_picture_is_of_the_answer_before(own_copies, own_page):
     page = own_page
     _open(page, own_copies, MIDDLE)
@@ -669,6 +688,43 @@ def test_below_a_check_that_runs_again_a_picture_is_of_the_answer_before(own_cop
     assert outdated.count() == 1
     page.evaluate(RUN_ONE, 4)
     _until(page, "() => !document.querySelector('.course-outdated')", 60)
+
+
+def test_a_check_that_passes_in_a_lesson_is_saved_at_once(own_copies, own_page):
+    page = own_page
+    _open(page, own_copies, MIDDLE)
+    _until(page, READY, 120)
+    page.evaluate(RUN_ONE, 1)
+    page.evaluate(RUN_ONE, 3)
+    _until(page, "() => !window.jupyterapp.shell.currentWidget.context.model.dirty", 30)
+    saved = _api(*own_copies, f"contents/{MIDDLE}")["content"]
+    (output,) = saved["cells"][3]["outputs"]
+    assert output["data"]["text/plain"].startswith("✓ passed: total")
+
+
+def test_what_is_old_is_told_by_the_order_of_runs_not_by_the_counts_of_two_kernels(
+    own_copies, own_page
+):
+    page = own_page
+    _open(page, own_copies, MIDDLE)
+    _until(page, READY, 120)
+    _run(page, Path(MIDDLE).stem)
+    page.evaluate(RUN_ONE, 3)
+    page.evaluate(RUN_ONE, 4)
+    page.evaluate(RESTARTED)
+    page.evaluate(RUN_ONE, 1)
+    page.evaluate(RUN_ONE, 4)  # [2], below the [5] of the kernel before
+    page.get_by_text("drawn of total").first.wait_for()
+    outdated = page.locator(".course-outdated")
+    assert outdated.count() == 0
+
+    page.evaluate(RUN_ONE, 1)  # unchanged
+    assert outdated.count() == 0
+    page.evaluate(CHANGE, 1)
+    page.evaluate(RUN_ONE, 1)
+    outdated.get_by_text("drawn of total").wait_for()  # before its check has run
+    page.evaluate(RUN_ONE, 4)
+    outdated.wait_for(state="detached")
 
 
 def test_after_the_last_hint_our_answer_is_offered_and_can_be_closed(own_copies, own_page):
@@ -703,6 +759,26 @@ def test_progress_is_told_where_one_is_and_its_list_leads_to_the_exercises(own_c
     page.locator(".course-list td code", has_text="rank_of").click()
     active = "window.jupyterapp.shell.currentWidget.content.activeCell.model.sharedModel.source"
     assert page.evaluate(f"() => {active}").startswith("def rank_of(")
+
+
+def test_progress_counts_what_passed_before_a_restart_until_the_answer_is_changed(
+    own_copies, own_page
+):
+    page = own_page
+    _open(page, own_copies, LAB)
+    _until(page, READY, 120)
+    page.get_by_role("button", name="▶ Check").nth(1).click()  # of rank_of
+    page.get_by_text("✓ passed: rank_of").first.wait_for()
+    page.evaluate(RESTARTED)
+    _until(page, READY, 120)
+    told = page.locator(".Toastify__toast", has_text="exercises pass")
+    page.get_by_role("button", name="Progress").nth(1).click()
+    told.get_by_text("✓ rank_of").wait_for()
+
+    page.evaluate(WRITE, ["rank_of", ANSWERS["rank_of"] + "  # changed"])
+    page.get_by_role("button", name="Progress").nth(1).click()
+    told.get_by_text("– rank_of").wait_for()
+    page.evaluate(WRITE, ["rank_of", ANSWERS["rank_of"]])
 
 
 @pytest.mark.soak

@@ -16,8 +16,8 @@ _WORDS = {
 # Of a lab's buttons, and of a cell that misses a name; the page fills in `{name}` and `{heading}`.
 _SAID = {
     "courseFirst": {
-        "": "The cells above run first: this kernel hasn't run them as they stand.",
-        "zh": "先运行上面的单元格：这个内核还没有运行过它们现在的内容。",
+        "": "What it needs runs first: the cells above that haven't run yet or have changed since.",
+        "zh": "先运行它所需要的：上面还没有运行过，或者后来改过的单元格。",
     },
     "courseNoMoreHints": {
         "": "There are no more hints.",

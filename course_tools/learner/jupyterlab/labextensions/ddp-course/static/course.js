@@ -4,28 +4,50 @@
    `course_tools.learner.buttons` writes down. */
 
 (() => {
-  const cellsOf = app => app.shell.currentWidget.content.widgets;
-  const indexOf = (app, id) => cellsOf(app).findIndex(cell => cell.model.id === id);
+  const cellsOf = panel => panel.content.widgets;
+  const indexOf = (panel, id) => cellsOf(panel).findIndex(cell => cell.model.id === id);
   const sourceOf = cell => cell.model.sharedModel.source;
   const isCode = cell => cell.model.type === 'code';
   const isCheck = cell => /\b(check|progress)\(/.test(sourceOf(cell));
 
-  async function run(app, index) {
-    const notebook = app.shell.currentWidget.content;
-    if (!isCode(notebook.widgets[index])) return;
-    notebook.deselectAll();
-    notebook.activeCellIndex = index;
-    await app.commands.execute('notebook:run-cell');
+  /* The notebook of a button: a notice names it, else it is in front. What runs for some time goes
+     on in it, whatever is in front meanwhile. */
+  function panelOf(app, { panel } = {}) {
+    if (!panel) return app.shell.currentWidget;
+    return [...app.shell.widgets('main')].find(({ id }) => id === panel);
   }
 
-  function show(app, index) {
-    app.shell.currentWidget.content.activeCellIndex = index;
-    cellsOf(app)[index].node.scrollIntoView({ block: 'center', behavior: 'smooth' });
+  async function run(app, panel, index) {
+    const notebook = panel.content;
+    if (panel.isDisposed || !isCode(notebook.widgets[index])) return;
+    notebook.deselectAll();
+    notebook.activeCellIndex = index;
+    const where = { semanticWidget: panel.id, activate: false };
+    await app.commands.execute('notebook:run-cell', where);
+  }
+
+  function show(panel, index) {
+    if (panel.isDisposed) return;
+    panel.content.activeCellIndex = index;
+    cellsOf(panel)[index].node.scrollIntoView({ block: 'center', behavior: 'smooth' });
+  }
+
+  const saves = new WeakMap();  // by notebook: one after the other, or Lab finds the file changed
+
+  function save(panel) {
+    const { context } = panel;
+    const saving = async () => {
+      const isDue = !panel.isDisposed && context.contentsModel?.writable && context.model.dirty;
+      if (isDue) await context.save();
+    };
+    const next = Promise.resolve(saves.get(panel)).then(saving, saving);
+    saves.set(panel, next);
+    return next;
   }
 
   /* The text of a Python expression in the kernel, which shows and counts nothing of it. */
-  async function evaluated(app, expression) {
-    const kernel = app.shell.currentWidget.sessionContext.session?.kernel;
+  async function evaluated(panel, expression) {
+    const kernel = panel.sessionContext.session?.kernel;
     if (!kernel) return undefined;
     const content = { code: '', silent: true, user_expressions: { expression } };
     const reply = await kernel.requestExecute(content).done;
@@ -33,12 +55,12 @@
   }
 
   /* Which cells this kernel hasn't run as they stand: after a restart, all. */
-  async function notRun(app, cells) {
-    if (!app.shell.currentWidget.sessionContext.session?.kernel) return cells;
+  async function notRun(panel, cells) {
+    if (!panel.sessionContext.session?.kernel) return cells;
     const sources = JSON.stringify(cells.map(sourceOf));  // which Python reads as well
     const ran = 'get_ipython().history_manager.input_hist_raw';
     const missing = `[n for n, source in enumerate(${sources}) if source.rstrip() not in ${ran}]`;
-    const answer = await evaluated(app, missing);
+    const answer = await evaluated(panel, missing);
     return answer ? JSON.parse(answer).map(number => cells[number]) : [];
   }
 
@@ -48,28 +70,29 @@
   }
 
   /* A cell may need names from further up: what this kernel hasn't run of them runs first. */
-  async function prepare(app, cells) {
-    const missing = await notRun(app, cells.filter(cell => isCode(cell) && sourceOf(cell).trim()));
+  async function prepare(app, panel, cells) {
+    const missing = await notRun(panel, cells.filter(cell => isCode(cell) && sourceOf(cell).trim()));
     if (!missing.length) return;
     notify(app, words('courseFirst'), [], 8000);
-    for (const cell of missing) await run(app, cellsOf(app).indexOf(cell));
+    for (const cell of missing) await run(app, panel, cellsOf(panel).indexOf(cell));
   }
 
   /* Run the answer, all cells down to its check, and the check. What passes is counted as progress,
      so what was judged is saved: a browser that dies must not lose it. */
   async function check(app, { answer, check }) {
-    const first = indexOf(app, answer);
-    const last = indexOf(app, check);
+    const panel = panelOf(app);
+    const first = indexOf(panel, answer);
+    const last = indexOf(panel, check);
     if (first < 0 || last < 0) return;
-    await prepare(app, cellsOf(app).slice(0, first).filter(cell => !isCheck(cell)));
-    for (let index = first; index <= last; index++) await run(app, index);
-    show(app, last);
-    await app.commands.execute('docmanager:save');
+    await prepare(app, panel, cellsOf(panel).slice(0, first).filter(cell => !isCheck(cell)));
+    for (let index = first; index <= last; index++) await run(app, panel, index);
+    show(panel, last);
+    await save(panel);
   }
 
   /* What can be unfolded below an answer, down to the next heading. */
-  function folded(app, answer, selector) {
-    const below = cellsOf(app).slice(indexOf(app, answer) + 1);
+  function folded(panel, answer, selector) {
+    const below = cellsOf(panel).slice(indexOf(panel, answer) + 1);
     const end = below.findIndex(cell => /^## /m.test(isCode(cell) ? '' : sourceOf(cell)));
     const cells = end < 0 ? below : below.slice(0, end);
     return cells.flatMap(cell => [...cell.node.querySelectorAll(selector)]);
@@ -83,8 +106,9 @@
 
   /* Our answer is packed in the button, so that it can't be read by chance: see buttons.py. A second
      click closes it. */
-  function ourAnswer(app, { answer, packed }) {
-    const details = folded(app, answer, 'details.course-answer')[0];
+  function ourAnswer(app, { answer, packed, panel: id }) {
+    const panel = panelOf(app, { panel: id });
+    const details = panel && folded(panel, answer, 'details.course-answer')[0];
     if (!details) return;
     if (details.open) {
       details.open = false;
@@ -97,39 +121,46 @@
 
   /* The next one. After the last, it says so and offers our answer, if there is one. */
   function hint(app, { answer }) {
-    const hints = folded(app, answer, 'details:not(.course-answer)');
+    const panel = panelOf(app);
+    const hints = folded(panel, answer, 'details:not(.course-answer)');
     const next = hints.find(details => !details.open);
     if (next) return unfold(next);
-    const [button] = folded(app, answer, '[data-commandlinker-command="course:answer"]');
+    const [button] = folded(panel, answer, '[data-commandlinker-command="course:answer"]');
     const actions = [];
     if (button) {
-      const args = JSON.parse(button.dataset.commandlinkerArgs);
+      const args = { ...JSON.parse(button.dataset.commandlinkerArgs), panel: panel.id };
       actions.push({ label: button.textContent, commandId: 'course:answer', args });
     }
     return notify(app, words('courseNoMoreHints'), actions);
   }
 
-  const progressCell = app =>
-    cellsOf(app).findLastIndex(cell => isCode(cell) && sourceOf(cell).startsWith('progress('));
+  const progressCell = panel =>
+    cellsOf(panel).findLastIndex(cell => isCode(cell) && sourceOf(cell).startsWith('progress('));
 
   /* What passes is told where the learner is; the list at the end of the page is a click away. */
   async function progress(app) {
-    const index = progressCell(app);
+    const panel = panelOf(app);
+    const index = progressCell(panel);
     if (index < 0) return;
+    await save(panel);  // an answer of an earlier kernel is looked up in the file
     // Without the lab's own imports, which may not have run: to run them would move the page.
-    const source = sourceOf(cellsOf(app)[index]);
-    const list = await evaluated(app, `__import__("course_utils").${source}`);
-    if (!list) return showList(app);
+    const source = sourceOf(cellsOf(panel)[index]);
+    const list = await evaluated(panel, `__import__("course_utils").${source}`);
+    const args = { panel: panel.id };
+    if (!list) return showList(app, args);
     const names = list.split('\n').map(line => line.split(/[:：]/)[0]); // JupyterLab cuts long ones
-    notify(app, names.join('\n'), [{ label: words('courseToTheList'), commandId: 'course:list' }]);
+    const toTheList = { label: words('courseToTheList'), commandId: 'course:list', args };
+    notify(app, names.join('\n'), [toTheList]);
   }
 
-  async function showList(app) {
-    const index = progressCell(app);
+  async function showList(app, args) {
+    const panel = panelOf(app, args);
+    const index = panel ? progressCell(panel) : -1;
     if (index < 0) return;
-    await prepare(app, [cellsOf(app).find(isCode)]);  // the imports
-    await run(app, index);
-    show(app, index);
+    await save(panel);
+    await prepare(app, panel, [cellsOf(panel).find(isCode)]);  // the imports
+    await run(app, panel, index);
+    show(panel, index);
   }
 
   /* In a terminal, so that one sees what it does. */
@@ -249,10 +280,10 @@
     const tell = async (cell, name) => {
       const above = content.widgets.slice(0, content.widgets.indexOf(cell));
       const maker = above.findLastIndex(other => makes(other, name));
-      if (maker < 0 || !(await notRun(app, [above[maker]])).length) return;
+      if (maker < 0 || !(await notRun(panel, [above[maker]])).length) return;
       const heading = headingAbove(above, maker);
       const message = words('courseMissing').replace('{name}', name).replace('{heading}', heading);
-      const args = { cell: cell.model.id };
+      const args = { panel: panel.id, cell: cell.model.id };
       notify(app, message, [{ label: words('courseAbove'), commandId: 'course:above', args }]);
     };
     panel.context.ready.then(() => {
@@ -265,54 +296,94 @@
   }
 
   /* Run what this kernel hasn't run above a cell, and the cell. */
-  async function runAbove(app, { cell }) {
-    const index = indexOf(app, cell);
+  async function runAbove(app, { cell, panel: id }) {
+    const panel = panelOf(app, { panel: id });
+    const index = panel ? indexOf(panel, cell) : -1;
     if (index < 0) return;
-    await prepare(app, cellsOf(app).slice(0, index).filter(other => !isCheck(other)));
-    await run(app, index);
-    show(app, index);
+    await prepare(app, panel, cellsOf(panel).slice(0, index).filter(other => !isCheck(other)));
+    await run(app, panel, index);
+    show(panel, index);
   }
 
-  /* Below a check that was run again, what shows the same answer is of the answer before. */
-  function* outdated(cells) {
-    let checked = [];  // names of answers since the last heading, with the run of their check
-    for (const cell of cells) {
-      if (isHeading(cell)) checked = [];
-      if (!isCode(cell)) continue;
-      const count = cell.model.executionCount;
+  function passes({ model: { outputs } }) {
+    const numbers = Array.from({ length: outputs.length }, (_, number) => number);
+    return numbers.some(number => textOf(outputs.get(number)).startsWith('✓'));
+  }
+
+  /* When cells ran, in the order in which this page saw it: the counts of two kernels can't be
+     compared. What had run before the page was there is the oldest. What passes is saved. */
+  function runsOf(panel, whenChanged) {
+    const runs = new WeakMap();  // by a cell's model: its count, its place in the order, its source
+    let order = 0;
+    const note = cell => {
+      const { model } = cell;
+      const count = model.executionCount;  // none while it runs
       const source = sourceOf(cell);
-      const judged = source.match(/^check\((?:[\w.]+\()?(\w+)/m);
-      if (judged) {
-        checked.push({ name: judged[1], count });
+      const last = runs.get(model);
+      if (!last) {
+        runs.set(model, { count, source, order: 0, changed: 0 });
+        model.stateChanged.connect(whenChanged);
+      } else if (last.count !== count) {
+        last.count = count;
+        if (!count) return;
+        if (isCheck(cell) && passes(cell)) save(panel);
+        last.order = ++order;
+        if (last.source !== source) last.changed = order;
+        last.source = source;
+      }
+    };
+    return () => {
+      cellsOf(panel).filter(isCode).forEach(note);
+      return runs;
+    };
+  }
+
+  /* Below an answer that was changed and run, or a check that was run again, what shows the same
+     answer is of the answer before. */
+  function* outdated(cells, runs) {
+    let judged = [];  // names of answers since the last heading, with the newest run of them
+    for (const [index, cell] of cells.entries()) {
+      if (isHeading(cell)) judged = [];
+      if (!isCode(cell)) continue;
+      const source = sourceOf(cell);
+      const { count, order } = runs.get(cell.model);
+      const name = source.match(/^check\((?:[\w.]+\()?(\w+)/m)?.[1];
+      if (name) {
+        const answer = cells.slice(0, index).findLast(other => makes(other, name));
+        const changed = answer ? runs.get(answer.model).changed : 0;
+        judged.push({ name, newest: Math.max(order, changed) });
       } else if (count && cell.model.outputs.length) {
-        const isOlder = ({ name, count: last }) =>
-          last > count && new RegExp(`\\b${name}\\b`).test(source);
-        if (checked.some(isOlder)) yield cell;
+        const isOlder = ({ name, newest }) =>
+          newest > order && new RegExp(`\\b${name}\\b`).test(source);
+        if (judged.some(isOlder)) yield cell;
       }
     }
   }
 
   /* The names in a list of exercises lead to their cells. */
-  function linkExercises(app, { content }) {
+  function linkExercises(panel) {
+    const { content } = panel;
     content.node.addEventListener('click', ({ target }) => {
       const name = target.closest?.('.course-list td code')?.textContent;
       if (!name) return;
       const index = content.widgets.findIndex(
         cell => isCode(cell) && new RegExp(`^(def|class) ${name}\\b`, 'm').test(sourceOf(cell))
       );
-      if (index >= 0) show(app, index);
+      if (index >= 0) show(panel, index);
     });
   }
 
-  function markOutdated({ content, context }) {
+  function markOutdated(panel) {
+    const { content, context } = panel;
     const update = () => {
-      const older = new Set(outdated(content.widgets));
+      const older = new Set(outdated(content.widgets, noteRuns()));
       for (const cell of content.widgets) {
         cell.toggleClass('course-outdated', older.has(cell));
         const isList = isCode(cell) && sourceOf(cell).startsWith('progress(');
         cell.toggleClass('course-list', isList);
       }
     };
+    const noteRuns = runsOf(panel, update);
     context.ready.then(() => {
       content.model.contentChanged.connect(update);
       update();
@@ -356,7 +427,7 @@
         holdBack(panel);
         keepKeyboard(panel);
         markOutdated(panel);
-        linkExercises(app, panel);
+        linkExercises(panel);
         tellOfMissingNames(app, panel);
       }
     };
@@ -384,7 +455,7 @@
         'course:hint': args => hint(app, args),
         'course:answer': args => ourAnswer(app, args),
         'course:progress': () => progress(app),
-        'course:list': () => showList(app),
+        'course:list': args => showList(app, args),
         'course:above': args => runAbove(app, args),
         'course:merge': args => merge(app, args)
       };

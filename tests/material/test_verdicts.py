@@ -1,0 +1,104 @@
+"""What checks said in a lab, kept beyond the kernel."""
+
+import nbformat
+import pytest
+
+from course_checks import outcome
+from course_checks.outcome import NOT_CHECKED, PASSED, WRONG, Outcome, note
+from course_material import scores, verdicts
+from course_utils import progress
+
+ANSWER = "def mean_of_all(tensor):\n    return tensor"
+LATER = ANSWER.replace("return tensor", "return tensor / 2")
+SPEC = "def mean_of_all_spec(tensors):\n    return tensors"
+
+
+@pytest.fixture
+def kernel(monkeypatch):
+    """The cells that this kernel has run; empty it, and it is another kernel."""
+    cells = []
+    monkeypatch.setattr(verdicts, "_cells_of_this_kernel", lambda: cells)
+    monkeypatch.setattr(outcome, "_outcomes", {})
+    return cells
+
+
+@pytest.fixture
+def lab(tmp_path, monkeypatch):
+    """A saved lab, whose verdicts are kept."""
+    path = tmp_path / "lab_02_process_groups.ipynb"
+    monkeypatch.setenv(scores.FILE, str(tmp_path / ".predictions.json"))
+    monkeypatch.setenv("JPY_SESSION_NAME", str(path))
+    save(path, ANSWER)
+    return path
+
+
+def save(path, *sources):
+    cells = [nbformat.v4.new_code_cell(source) for source in (*sources, SPEC)]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
+
+
+def restart(kernel):
+    kernel.clear()
+    outcome._outcomes.clear()
+
+
+def state():
+    (one,) = progress("mean_of_all")
+    return one.state
+
+
+@pytest.mark.parametrize("said", [PASSED, WRONG])
+def test_a_verdict_counts_in_a_later_kernel_whether_or_not_the_answer_ran_there(kernel, lab, said):
+    kernel += [ANSWER, SPEC]
+    note(Outcome("mean_of_all", said))
+    restart(kernel)
+    assert state() == said
+    kernel += ["", ANSWER + "\n"]
+    assert state() == said
+
+
+def test_it_does_not_count_of_an_answer_that_was_changed_since(kernel, lab):
+    kernel.append(ANSWER)
+    note(Outcome("mean_of_all", PASSED))
+    restart(kernel)
+    save(lab, LATER)
+    assert state() == NOT_CHECKED
+    save(lab, ANSWER)
+    assert state() == PASSED
+    kernel += [ANSWER, LATER]
+    assert state() == NOT_CHECKED
+
+
+def test_what_this_kernel_has_checked_counts_first(kernel, lab):
+    kernel.append(ANSWER)
+    note(Outcome("mean_of_all", PASSED))
+    restart(kernel)
+    kernel.append(ANSWER)
+    note(Outcome("mean_of_all", WRONG))
+    assert state() == WRONG
+
+
+@pytest.mark.parametrize("name", ["", "lesson_02_process_groups.ipynb", "lab_03_x.ipynb"])
+def test_a_verdict_of_one_lab_says_nothing_elsewhere(kernel, lab, monkeypatch, name):
+    kernel.append(ANSWER)
+    note(Outcome("mean_of_all", PASSED))
+    restart(kernel)
+    kernel.append(ANSWER)
+    monkeypatch.setenv("JPY_SESSION_NAME", name)
+    assert state() == NOT_CHECKED
+
+
+def test_verdicts_are_no_predictions(kernel, lab):
+    kernel.append(ANSWER)
+    note(Outcome("mean_of_all", PASSED))
+    assert scores.read(lab.parent / ".predictions.json") == {}
+
+
+def test_nothing_is_told_where_the_notebook_cannot_be_read(kernel, lab):
+    kernel.append(ANSWER)
+    note(Outcome("mean_of_all", PASSED))
+    restart(kernel)
+    lab.unlink()
+    assert state() == NOT_CHECKED
+    lab.write_text("{")
+    assert state() == NOT_CHECKED
