@@ -17,6 +17,7 @@ from bisect import bisect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic, sleep
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
@@ -105,6 +106,7 @@ class Attempt:
     output: list[list[str]] = field(default_factory=list)  # by rank and run
     error: WorkerError | None = None
     reached: int = 0  # the run that it failed in
+    parameters: Sequence[str] = ()  # what the answer calls its arguments, as far as it names them
 
     def wrong(self, number: int, message: str, rows: Sequence[Row] = ()) -> Outcome:
         """The outcome of an answer whose first mistake is in run `number`."""
@@ -169,7 +171,7 @@ def attempt(
     name: str, watch: Watch, inputs: Inputs, world_size: int, runs: list[Run], **options: Any
 ) -> Attempt:
     """Launch an answer once, on all these runs; `options` go to the launcher."""
-    done = Attempt(name, world_size, runs)
+    done = Attempt(name, world_size, runs, parameters=_parameters(watch.fn))
     record = Record(trace=True)
     progress = _shared_counters(world_size)  # by rank, how many runs are done
     pipe = os.pipe()
@@ -193,6 +195,14 @@ def attempt(
         by_run = _by_run(text, len(runs))
         done.output.append(by_run)
     return done
+
+
+def _parameters(fn: Callable) -> tuple[str, ...]:
+    """The names of a function's positional parameters; none where it isn't a plain function."""
+    if not isinstance(fn, FunctionType):
+        return ()
+    code = fn.__code__
+    return code.co_varnames[: code.co_argcount]
 
 
 def _shared_counters(count: int) -> memoryview:
@@ -252,7 +262,7 @@ def _work(
     reports = []
     for number, run in enumerate(runs):
         print(end=_MARK, flush=True)
-        seed_cpu(public_seed(rank, len(runs), number))  # the last seed was secret
+        seed_for_answer(rank, len(runs), number)  # the last seed was secret
         late = run.lateness(rank, world_size)
         start_s = monotonic()
         with watch.run(late):
@@ -263,6 +273,11 @@ def _work(
         while min(progress) <= number:  # until all others are done with it
             sleep(0.0003)
     return reports
+
+
+def seed_for_answer(rank: int, run_count: int, number: int) -> None:
+    """Seed what an answer draws itself in run `number`: the same in every launch of these runs."""
+    seed_cpu(public_seed(rank, run_count, number))
 
 
 def _returned(fn: Callable, arguments: tuple) -> Any:

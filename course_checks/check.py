@@ -88,6 +88,7 @@ def check(
             `spec` is made of.
         mistakes: Specifications of what likely mistakes lead to, by the sentences that name them.
             If results are wrong and are those of one of these, the outcome says its sentence.
+            What such a specification draws from torch's random numbers is what rank 0 has drawn.
         rtol: Relative tolerance for floating-point numbers; by default that of their dtype.
         atol: Absolute tolerance, likewise.
         backend: As for `launch`. With None the answer makes the group, in a launch for each case.

@@ -6,14 +6,16 @@ called backward() there, a kernel on a machine with a GPU could not fork any mor
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves
 
 from course_checks import careful
-from course_checks.attempt import Attempt, Run
+from course_checks.attempt import Attempt, Run, seed_for_answer
 from course_checks.cases import Inputs, Misuse, draw
 from course_checks.compare import brief, difference, dtypes_of
 from course_checks.flops import flops
@@ -58,7 +60,7 @@ def rows_of_failed(failed: Attempt, inputs: Inputs, spec: Callable) -> list[Row]
     by_rank = _draw_again(failed, run, inputs)
     rows = []
     for arguments in by_rank:
-        rows.append(Row(", ".join(map(brief, arguments)), "", "", False))
+        rows.append(Row(_in_short(arguments, failed.parameters), "", "", False))
     wanted = _wanted(spec, by_rank, run.case)  # this may change what was given
     for rank, output in enumerate(wanted):
         rows[rank] = rows[rank]._replace(wanted=brief(output))
@@ -112,7 +114,9 @@ def _judge_run(
     trace = attempt.traces[number]
     reports = attempt.reports[number]
     arguments = _draw_again(attempt, run, inputs)
-    given = list(map(_in_short, arguments))  # now, since spec may change them
+    given = []
+    for arguments_of_rank in arguments:  # now, since spec may change them
+        given.append(_in_short(arguments_of_rank, attempt.parameters))
     dtypes = dtypes_of(arguments)
     counts = rules.work and not run.fresh
     with flops(counts) as count_flops:
@@ -136,8 +140,12 @@ def _judge_run(
         )
         return attempt.wrong(number, message)
     if any(differences):
-        mistake = _mistake(attempt, run, inputs, rules, got)
-        return _wrong_results(attempt, number, given, wanted, got, differences, mistake)
+        mistake = _mistake(attempt, number, inputs, rules, got)
+        outcome = _wrong_results(attempt, number, given, wanted, got, differences, mistake)
+        first = list(map(bool, differences)).index(True)
+        needs_others = partial(_needs_others, attempt, run, inputs, spec, first, wanted[first])
+        calls = _calls(trace, first, needs_others)
+        return replace(outcome, message=sentences(outcome.message, calls))
     for report in reports:
         if report.seen:
             return attempt.wrong(number, report.seen)
@@ -150,9 +158,12 @@ def _judge_run(
     return None
 
 
-def _in_short(arguments: tuple) -> str:
-    """One rank's arguments, as the table of a failing case shows them."""
-    return ", ".join(map(brief, arguments))
+def _in_short(arguments: tuple, parameters: Sequence[str]) -> str:
+    """One rank's arguments, as the table of a failing case shows them: several with their names."""
+    texts = list(map(brief, arguments))
+    if len(texts) == 1 or len(texts) > len(parameters):
+        return ", ".join(texts)
+    return ", ".join(map("{}={}".format, parameters, texts))
 
 
 def _wrong_results(
@@ -187,15 +198,16 @@ def _wrong_results(
     parts.append(_hint(wanted, got, wrong))
     if attempt.runs[number].fresh:
         parts.append(_(_ON_FRESH))
-    parts.append(_calls(attempt.traces[number], first))
     return attempt.wrong(number, sentences(*parts), rows)
 
 
-def _mistake(attempt: Attempt, run: Run, inputs: Inputs, rules: Rules, got: list[Any]) -> str:
+def _mistake(attempt: Attempt, number: int, inputs: Inputs, rules: Rules, got: list[Any]) -> str:
     """The sentence on a likely mistake that leads to just these results; empty if none does."""
+    run = attempt.runs[number]
     for sentence, mistaken_spec in rules.mistakes.items():
         arguments = _draw_again(attempt, run, inputs)  # the specification may have changed them
         dtypes = dtypes_of(arguments)
+        seed_for_answer(0, len(attempt.runs), number)  # what rank 0 has drawn is drawn again
         mistaken = _wanted(mistaken_spec, arguments, run.case)
         differences = []
         for pair in zip(mistaken, got, strict=True):
@@ -233,8 +245,26 @@ def _counted(events: list[Event]) -> list[str]:
     return calls
 
 
-def _calls(trace: Trace, rank: int) -> str:
-    """What a rank has called, for a learner to compare with what it should have called."""
+def _needs_others(
+    attempt: Attempt, run: Run, inputs: Inputs, spec: Callable, rank: int, wanted: Any
+) -> bool:
+    """Whether what is wanted of a rank changes if all ranks are given what this one is."""
+    alike = []
+    for _rank in range(attempt.world_size):
+        by_rank = _draw_again(attempt, run, inputs)  # each time: the specification may change it
+        alike.append(by_rank[rank])
+    try:
+        wanted_if_alike = _wanted(spec, alike, run.case)
+    except Misuse:  # these are no inputs that it was made for
+        return True
+    return difference(wanted, wanted_if_alike[rank]) is not None
+
+
+def _calls(trace: Trace, rank: int, needs_others: Callable[[], bool]) -> str:
+    """What a rank has called, for a learner to compare with what it should have called.
+
+    Of one that has called nothing it's only said where it needs something of the others.
+    """
     if trace.world_size == 1:
         return ""
     events = []
@@ -242,7 +272,7 @@ def _calls(trace: Trace, rank: int) -> str:
         if event.kind != "wait":
             events.append(event)
     if not events:
-        return _("It called nothing.")
+        return _("It called nothing.") if needs_others() else ""
     if len(events) > _CALLS:
         calls = _counted(events)
     else:

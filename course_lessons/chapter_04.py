@@ -143,11 +143,13 @@ def _verdict(
 def draw_spread(spread: Callable[[torch.Tensor], Any]) -> None:
     """Call `spread` in three ranks on weights of two kinds, and draw weights and answers.
 
-    In the first case one weight of rank 2 is larger by 0.25; in the second, rank 1 has a nan.
+    In the first case one weight of rank 2 is larger by 0.25; in the second, rank 1 has a nan, at a
+    place where gloo's MAX and MIN lose it: in three ranks they keep a nan only if it's the one of
+    a certain rank, which is rank 0 for the first two of six weights.
     """
     case_rows = [torch.zeros(3, 6), torch.zeros(3, 6)]
     case_rows[0][2, 4] = 0.25
-    case_rows[1][1, 2] = float("nan")
+    case_rows[1][1, 0] = float("nan")
 
     def worker() -> list[float]:
         return [float(spread(rows[dist.get_rank()].clone())) for rows in case_rows]
@@ -168,8 +170,8 @@ def draw_spread(spread: Callable[[torch.Tensor], Any]) -> None:
         sentences.append(", ".join(f"{answer[case]:g}" for answer in answers))
     show(
         figure,
-        f"Left, 0.25 is right on every rank: {sentences[0]}. "
-        f"Right, nan is right on every rank: {sentences[1]}.",
+        f"Left, wanted on every rank 0.25; yours: {sentences[0]}. "
+        f"Right, wanted on every rank nan; yours: {sentences[1]}.",
     )
 
 

@@ -19,6 +19,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
+from course_lessons import ddp_mistakes
 from course_material.digits import digits
 from course_utils.launcher.language import N_
 
@@ -88,7 +89,7 @@ def _six_lines_spec(
     return [dict(models[0].state_dict())] * len(models)
 
 
-# What comes of four mistakes that raise no error. Each has the lists of the specification.
+# What comes of five mistakes that raise no error. Each has the lists of the specification.
 
 
 def _same_order_again(
@@ -99,6 +100,18 @@ def _same_order_again(
 ) -> list[Weights]:
     sampler = DistributedSampler(datasets[0], num_replicas=1, rank=0)
     loader = DataLoader(datasets[0], batch_size=global_batches[0], sampler=sampler)
+    _train_on(models[0], loader, epoch_counts[0], lambda epoch: None)
+    return [dict(models[0].state_dict())] * len(models)
+
+
+def _all_digits_shuffled(
+    models: Sequence[nn.Module],
+    datasets: Sequence[TensorDataset],
+    global_batches: Sequence[int],
+    epoch_counts: Sequence[int],
+) -> list[Weights]:
+    """On one rank, where the check begins: each rank draws an order of its own."""
+    loader = DataLoader(datasets[0], batch_size=global_batches[0], shuffle=True)
     _train_on(models[0], loader, epoch_counts[0], lambda epoch: None)
     return [dict(models[0].state_dict())] * len(models)
 
@@ -136,14 +149,9 @@ def _in_its_wrapper(*lists: Any) -> list[Weights]:
 
 
 _MISTAKES = {
-    N_(
-        "These are the weights of a training that reads the digits in the same order in every "
-        "epoch: tell the sampler each epoch before it begins, by `set_epoch(epoch)`."
-    ): _same_order_again,
-    N_(
-        "These are the weights of global batches that are as many times too large as there are "
-        "ranks: each rank takes its share of the global batch."
-    ): _batch_not_divided,
+    ddp_mistakes.SAME_ORDER: _same_order_again,
+    ddp_mistakes.OWN_ORDERS: _all_digits_shuffled,
+    ddp_mistakes.BATCH_NOT_DIVIDED: _batch_not_divided,
     N_(
         "These are the weights of ranks that train alone, each on its own digits: who averages the "
         "gradients?"

@@ -22,6 +22,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
+from course_lessons import ddp_mistakes
 from course_utils import check, digits, launch, progress
 
 # %% [markdown]
@@ -102,8 +103,37 @@ def train_inputs(rank, world_size, case):
     return nn.Sequential(nn.Flatten(), nn.Linear(784, 10)), *lengths[case]
 
 
+# %% jupyter={"source_hidden": true}
+def same_order_again(models, global_batches, epochs):
+    for _ in range(epochs[0]):
+        trained = train_alone(models[0], global_batches[0], 1)
+    return [trained] * len(models)
+
+
+def batch_not_divided(models, global_batches, epochs):
+    return train_spec(models, [global_batches[0] * len(models)], epochs)
+
+
+def shuffled(models, global_batches, epochs):
+    optimizer = torch.optim.SGD(models[0].parameters(), lr=0.05)
+    loader = DataLoader(sixty_digits, global_batches[0], shuffle=True)
+    for _ in range(epochs[0]):
+        for some_images, some_labels in loader:
+            optimizer.zero_grad()
+            cross_entropy(models[0](some_images), some_labels).backward()
+            optimizer.step()
+    return [weights(models[0])] * len(models)
+
+
+# %% jupyter={"source_hidden": true}
+train_mistakes = {  # what comes of likely mistakes, by the sentence that the check then says
+    ddp_mistakes.SAME_ORDER: same_order_again,
+    ddp_mistakes.OWN_ORDERS: shuffled,
+    ddp_mistakes.BATCH_NOT_DIVIDED: batch_not_divided,
+}
 train_check = {"spec": train_spec, "inputs": train_inputs, "cases": list(lengths)}
-train_check |= {"rtol": 1e-4, "work": 1.5}  # half as much again as its share
+train_check |= {"rtol": 1e-4, "mistakes": train_mistakes}
+train_check |= {"work": 1.5}  # half as much again as its share
 
 # %%
 check(train, **train_check)
@@ -194,8 +224,13 @@ def global_losses_budget(world_size, case):
     return ddp_messages(world_size, counts[case], more=1)
 
 
+def sums_of_losses(*lists):
+    return [losses * len(lists[0]) for losses in global_losses_spec(*lists)]
+
+
 global_losses_check = {"spec": global_losses_spec, "inputs": global_losses_inputs}
 global_losses_check |= {"cases": list(counts), "budget": global_losses_budget, "work": 1.5}
+global_losses_check |= {"mistakes": {ddp_mistakes.SUM_OF_LOSSES: sums_of_losses}}
 
 # %%
 check(global_losses, **global_losses_check)
@@ -520,13 +555,22 @@ def first_fork(history):
 
 
 # %% jupyter={"source_hidden": true}
-def first_fork_spec(histories):
-    all_histories = torch.stack(histories)
-    differs = (all_histories != all_histories[0]).any(dim=2).any(dim=0)
-    bad_steps = (differs | all_histories.isnan().any(dim=2).any(dim=0)).nonzero().flatten().tolist()
+def first_unlike(reference, histories):
+    """The first step in which a rank's weights aren't those of the reference; a nan never is."""
+    differs = (torch.stack(histories) != reference).any(dim=2).any(dim=0)
+    bad_steps = differs.nonzero().flatten().tolist()
     return [bad_steps[0] if bad_steps else -1] * len(histories)
 
 
+def first_fork_spec(histories):
+    return first_unlike(histories[0], histories)
+
+
+def unlike_the_mean(histories):
+    return first_unlike(sum(histories) / len(histories), histories)
+
+
+# %% jupyter={"source_hidden": true}
 # Which rank goes astray (-1: the last), after which step, at which weight, and whether for good.
 forks = {
     "never": (None, 0, 0, False),
@@ -550,6 +594,7 @@ def first_fork_inputs(rank, world_size, case):
 
 
 first_fork_check = {"spec": first_fork_spec, "inputs": first_fork_inputs, "cases": list(forks)}
+first_fork_check |= {"mistakes": {ddp_mistakes.UNLIKE_THE_MEAN: unlike_the_mean}}
 
 # %%
 check(first_fork, **first_fork_check)

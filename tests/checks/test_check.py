@@ -206,6 +206,38 @@ def test_the_smallest_failing_case_is_shown_rank_by_rank():
     assert lines[-1].endswith("It called nothing.")
 
 
+def place(node, local_rank):
+    return node
+
+
+def place_in_a_class(*where):
+    return where[0]
+
+
+def judged_places(fn):
+    def spec(nodes, local_ranks):
+        return [10 * node + local for node, local in zip(nodes, local_ranks, strict=True)]
+
+    return check(fn, spec=spec, inputs=lambda rank, size, case: (rank, 1), cases=["a place"])
+
+
+def test_several_arguments_are_shown_with_their_names():
+    outcome = judged_places(place)
+    assert [row.given for row in outcome.rows] == ["node=0, local_rank=1"]
+    assert [row.given for row in judged_places(place_in_a_class).rows] == ["0, 1"]
+    failing = judged_places(lambda node, local: node / 0)
+    assert [row.given for row in failing.rows] == ["node=0, local=1"]
+
+
+def test_where_no_call_is_wanted_it_is_no_reproach_that_there_was_none():
+    def its_place(node, local_rank):
+        return 10 * node + (node == 0)
+
+    outcome = judged_places(its_place)
+    assert "2 ranks" in outcome.where
+    assert outcome.message == "Rank 1: wanted 11, got 10."
+
+
 def test_what_is_wrong_on_two_ranks_is_not_tried_on_more_where_it_might_hang(monkeypatch):
     tried = []
 

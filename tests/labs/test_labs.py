@@ -58,6 +58,26 @@ def test_wrong_answers_are_rejected_alone(exercise, slug, name, subtests):
             assert labs.judged_alone(fn, exercise(slug, name).options).state == "wrong"
 
 
+LAB_04 = "04_ddp_training"
+TOLD_BY_RESULTS = [  # of likely mistakes
+    (LAB_04, "train", "without_set_epoch", "by `set_epoch(epoch)`"),
+    (LAB_04, "train", "without_a_sampler", "reads all digits, in an order of its own"),
+    (LAB_04, "train", "batch_not_divided", "takes its share of the global batch"),
+    (LAB_04, "global_losses", "losses_summed", "These are the sums of the ranks' losses"),
+    (LAB_04, "first_fork", "fork_from_the_mean", "A mean is rounded"),
+]
+
+
+@pytest.mark.parametrize(
+    ("slug", "name", "answer", "sentence"),
+    TOLD_BY_RESULTS,
+    ids=[answer for _, _, answer, _ in TOLD_BY_RESULTS],
+)
+def test_a_message_names_the_mistake(exercise, slug, name, answer, sentence):
+    (fn,) = [fn for fn in labs.answers(slug)["WRONG"][name] if fn.__name__ == answer]
+    assert sentence in check(fn, **exercise(slug, name).options).message
+
+
 TOLD = {  # what some wrong answers are told: the reason, and not what follows from it
     ("08_it_hangs_lies_or_dies", "best"): ("another_line", "line (the program has no such line)"),
     ("09_many_machines", "train"): ("cannot_start_again", "rank 0, start 1: ValueError: no way on"),

@@ -280,6 +280,15 @@ def in_the_wrapper_without_set_epoch(model, data, global_batch, epochs):
     return loop(DistributedDataParallel(model), loader, epochs)
 
 
+def wrapped_and_nothing_else(model, data, global_batch, epochs):
+    loader = DataLoader(data, batch_size=global_batch, shuffle=True)
+    return loop(DistributedDataParallel(model), loader, epochs)
+
+
+def unchanged(model, data, global_batch, epochs):
+    return loop(model, DataLoader(data, batch_size=global_batch, shuffle=True), epochs)
+
+
 @pytest.mark.parametrize(
     ("answer", "sentence"),
     [
@@ -288,6 +297,9 @@ def in_the_wrapper_without_set_epoch(model, data, global_batch, epochs):
         (returns_the_wrapper, "what is returned is the wrapper"),
         (batch_not_divided, "each rank takes its share of the global batch"),
         (without_ddp, "who averages the gradients?"),
+        (without_a_sampler, "each rank reads all digits, in an order of its own"),
+        (wrapped_and_nothing_else, "each rank reads all digits, in an order of its own"),
+        (unchanged, "each rank reads all digits, in an order of its own"),
     ],
 )
 def test_a_training_is_told_which_mistake_was_made(answer, sentence):
@@ -325,6 +337,21 @@ def test_our_own_training_passes_and_the_stub_is_not_attempted(lesson):
 def test_a_training_is_drawn_right_or_wrong(answer, sentence, capsys):
     chapter_04.draw_training(answer)
     assert sentence in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("answer", "left", "right"),
+    [
+        (by_all_gather, "0.25, 0.25, 0.25", "nan, nan, nan"),
+        (without_asking_for_nan, "0.25, 0.25, 0.25", "0, 0, 0"),
+        (on_the_root_alone, "0.25, 0, 0", "0, 0, 0"),
+    ],
+)
+def test_a_comparison_is_drawn_with_what_is_wanted(answer, left, right, capsys):
+    chapter_04.draw_spread(answer)
+    text = capsys.readouterr().out
+    assert f"Left, wanted on every rank 0.25; yours: {left}." in text
+    assert f"Right, wanted on every rank nan; yours: {right}." in text
 
 
 def test_what_cannot_be_drawn_says_why(lesson, capsys):

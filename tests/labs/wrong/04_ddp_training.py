@@ -761,6 +761,13 @@ def fork_from_rank_0(history):
     return _first((history != first).any(dim=1))
 
 
+def fork_from_the_mean(history):
+    """On three ranks a mean of equal numbers is rounded."""
+    mean = _reduced(history, dist.ReduceOp.SUM) / dist.get_world_size()
+    is_bad = (history != mean).any(dim=1).int()
+    return _first(_reduced(is_bad, dist.ReduceOp.MAX))
+
+
 def last_fork(history):
     everybodys = [torch.empty_like(history) for _ in range(dist.get_world_size())]
     dist.all_gather(everybodys, history)
@@ -844,7 +851,8 @@ WRONG = {
     ],
     "first_fork": [
         fork_without_asking_for_nan, fork_that_asks_itself_alone, fork_from_rank_0, last_fork,
-        fork_counted_from_one, how_many_forks, fork_of_sums, fork_at_the_end_alone, zero_if_never,
+        fork_from_the_mean, fork_counted_from_one, how_many_forks, fork_of_sums,
+        fork_at_the_end_alone, zero_if_never,
     ],
 }  # fmt: skip
 STOPS = {
