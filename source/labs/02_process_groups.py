@@ -117,8 +117,10 @@ def rank_of(node, local_rank, processes):
 clusters = {  # the node of each process
     "one node": lambda n: [0] * n,
     "a node for each process": lambda n: list(range(n)),
-    "a small node first": lambda n: [0] * (n // 3) + [1] * (n - n // 3),
-    "three unequal nodes": lambda n: [0] * (n // 2) + [1] * (n // 5) + [2] * (n - n // 2 - n // 5),
+    "a small node first": lambda n: [0] * max(1, n // 3) + [1] * (n - max(1, n // 3)),
+    "three nodes, some perhaps empty": lambda n: (
+        [0] * (n // 2) + [1] * (n // 5) + [2] * (n - n // 2 - n // 5)
+    ),
     "nodes without a process": lambda n: [1 + k * k // 3 for k in range(n)],
 }
 
