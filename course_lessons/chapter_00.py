@@ -110,10 +110,12 @@ def losses(losses_by_run: dict[str, Sequence[float]], steps_per_epoch: int) -> F
 
 
 def draw_average(average: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    """Draw what a learner's `average` returns in two ranks, and what it should return.
+    """Draw what a learner's `average` returns in three ranks, and what it should return.
+
+    Three, since on two ranks an average divided by 2 would look right.
 
     Args:
-        average: Of a gradient of one number, 10 on rank 0 and 20 on rank 1; a wrong one is drawn.
+        average: Of a gradient of one number: 10 on rank 0, then 20 and 30; a wrong one is drawn.
     """
 
     def worker() -> float | str:
@@ -126,9 +128,9 @@ def draw_average(average: Callable[[torch.Tensor], torch.Tensor]) -> None:
             return returned.flatten()[0].item()
         return repr(returned)[:12]
 
-    returned = answers_to_draw(worker, world_size=2)
+    returned = answers_to_draw(worker, world_size=3)
     if returned is not None:
-        held = [(10.0, returned[0], 15.0), (20.0, returned[1], 15.0)]
+        held = [(10.0, returned[0], 20.0), (20.0, returned[1], 20.0), (30.0, returned[2], 20.0)]
         draw_columns(held, ["has", "average returns", "wanted"])
 
 

@@ -132,7 +132,8 @@ def draw_joining(times_s: Sequence[Sequence[float]], text: str) -> None:
 def draw_cards(choose: Callable[[list[str]], str]) -> None:
     """Draw which card each process takes on two nodes with two cards each, right or wrong."""
     cards = ["card 0", "card 1"]
-    _draw_answers(lambda: choose(list(cards)), [cards[rank % 2] for rank in range(RANKS)])
+    wanted = [cards[rank % 2] for rank in range(RANKS)]
+    _draw_answers(lambda: choose(list(cards)), wanted, "On two nodes with two cards each")
 
 
 def draw_row_sums(row_sum: Callable[[torch.Tensor, list[list[int]]], torch.Tensor]) -> None:
@@ -142,11 +143,11 @@ def draw_row_sums(row_sum: Callable[[torch.Tensor, list[list[int]]], torch.Tenso
         number = torch.tensor(10 ** dist.get_rank())
         return str(int(row_sum(number, [[0, 1], [2, 3]])))
 
-    _draw_answers(answer, ["11", "11", "1100", "1100"])
+    _draw_answers(answer, ["11", "11", "1100", "1100"], "With two rows of two ranks")
 
 
-def _draw_answers(answer: Callable[[], object], wanted: Sequence[str]) -> None:
-    """Run an answer in four ranks on two nodes, and draw what each returned."""
+def _draw_answers(answer: Callable[[], object], wanted: Sequence[str], where: str) -> None:
+    """Run an answer in four ranks on two nodes, and draw what each returned; `where` begins it."""
 
     def worker() -> str | Exception:
         try:
@@ -166,7 +167,8 @@ def _draw_answers(answer: Callable[[], object], wanted: Sequence[str]) -> None:
         if captions[rank] != wanted[rank]:
             wrong.append(rank)
     right = RANKS - len(wrong)
-    draw_nodes(captions, f"Right on {right} of {RANKS} ranks: {', '.join(captions)}.", wrong)
+    text = f"{where}, right on {right} of {RANKS} ranks: {', '.join(captions)}."
+    draw_nodes(captions, text, wrong)
 
 
 def show_backends() -> None:

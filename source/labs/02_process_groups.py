@@ -117,8 +117,10 @@ def rank_of(node, local_rank, processes):
 clusters = {  # the node of each process
     "one node": lambda n: [0] * n,
     "a node for each process": lambda n: list(range(n)),
-    "a small node first": lambda n: [0] * (n // 3) + [1] * (n - n // 3),
-    "three unequal nodes": lambda n: [0] * (n // 2) + [1] * (n // 5) + [2] * (n - n // 2 - n // 5),
+    "a small node first": lambda n: [0] * max(1, n // 3) + [1] * (n - max(1, n // 3)),
+    "three nodes, some perhaps empty": lambda n: (
+        [0] * (n // 2) + [1] * (n // 5) + [2] * (n - n // 2 - n // 5)
+    ),
     "nodes without a process": lambda n: [1 + k * k // 3 for k in range(n)],
 }
 
@@ -321,7 +323,7 @@ def grid_sums(tensor, columns):
 def grid_sums_inputs(rank, world_size, case):
     widths = [width for width in range(1, world_size + 1) if world_size % width == 0]
     places = {"a grid": len(widths) // 2, "a high grid": (len(widths) - 1) // 2, "a row": -1}
-    bound, length = (100, 3) if case == "a grid" else (2**40, 70)
+    bound, length = (100, 2) if case == "a grid" else (2**40, 70)
     return torch.randint(-bound, bound, (length,)), widths[places.get(case, 0)]
 
 

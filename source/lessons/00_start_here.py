@@ -91,7 +91,7 @@ average_check["cases"] = "one number", "random numbers"
 check(average, **average_check)
 
 # %% [markdown]
-# And this is what *your* line does when rank 0 brings 10 and rank 1 brings 20:
+# And this is what *your* line does when three ranks bring 10, 20 and 30:
 
 # %%
 chapter_00.draw_average(average)
@@ -148,7 +148,8 @@ def train(epochs, learning_rate=0.05, global_batch=64):
 
 
 # %% [markdown]
-# With `live=True` you can watch while both ranks train: 25 times through all the digits, which makes 575 steps.
+# `launch` starts two ranks unless you ask for a different number, and with `live=True` you can watch both train. They go through all 1,442 digits 25 times. At 64 digits
+# a step, that's 23 steps each time and 575 in all.
 
 # %%
 results = launch(train, 25, live=True)

@@ -111,3 +111,11 @@ def test_every_step_has_the_same_digits_for_one_rank_and_for_two(lesson, epoch):
     assert dealt[1] == dealt[2]
     assert len(dealt[1]) == 23
     assert lesson["digits_of_step"](22, 1) == lesson["digits_of_step"](22, 2)
+
+
+def test_digits_and_steps_of_the_training_are_as_many_as_the_text_says(lesson):
+    digit_count = len(lesson["training"])
+    steps = -(-digit_count // 64)
+    text = " ".join(SOURCE.read_text().replace("\n# ", " ").split())
+    assert f"through all {digit_count:,} digits {EPOCHS} times" in text
+    assert f"that's {steps} steps each time and {EPOCHS * steps} in all" in text

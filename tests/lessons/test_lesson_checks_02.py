@@ -219,6 +219,14 @@ def test_an_answer_is_drawn_right_or_wrong(drawn, draw, answer, captions, wrong)
     assert drawn == [(captions, wrong)]
 
 
+def test_a_picture_says_on_which_machines_an_answer_is_right(monkeypatch):
+    texts = []
+    monkeypatch.setattr(chapter_02, "draw_nodes", lambda captions, text, wrong: texts.append(text))
+    chapter_02.draw_cards(by_remainder)
+    begins = "On two nodes with two cards each, right on 4 of 4 ranks: "
+    assert texts == [f"{begins}card 0, card 1, card 0, card 1."]
+
+
 @pytest.mark.parametrize("name", ["my_card", "row_sum"])
 def test_a_stub_has_no_picture_and_says_why(lesson, drawn, capsys, name):
     draw = {"my_card": chapter_02.draw_cards, "row_sum": chapter_02.draw_row_sums}[name]

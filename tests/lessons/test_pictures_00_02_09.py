@@ -36,6 +36,11 @@ def the_sum(gradient):
     return gradient
 
 
+def of_two_ranks(gradient):
+    dist.all_reduce(gradient)
+    return gradient / 2
+
+
 def right_average(gradient):
     dist.all_reduce(gradient)
     return gradient / dist.get_world_size()
@@ -48,18 +53,21 @@ def not_written(*_):
 @pytest.mark.parametrize(
     ("answer", "returns"),
     [
-        (own_gradient, "10, 20"),
-        (the_sum, "30, 30"),
-        (right_average, "15, 15"),
-        (not_written, "nothing yet, nothing yet"),
-        (lambda gradient: None, "None, None"),
+        (own_gradient, "10, 20, 30"),
+        (the_sum, "60, 60, 60"),
+        (of_two_ranks, "30, 30, 30"),
+        (right_average, "20, 20, 20"),
+        (not_written, "nothing yet, nothing yet, nothing yet"),
+        (lambda gradient: None, "None, None, None"),
     ],
 )
 def test_an_average_is_drawn_whatever_it_returns(shown, answer, returns):
     chapter_00.draw_average(answer)
-    of_rank_0, of_rank_1 = returns.split(", ")
-    assert shown[0].startswith(f"Rank 0: has 10, average returns {of_rank_0}, wanted 15. Rank 1: ")
-    assert f"average returns {of_rank_1}, wanted 15." in shown[0]
+    sentences = []
+    for rank, returned in enumerate(returns.split(", ")):
+        has = 10 * (rank + 1)
+        sentences.append(f"Rank {rank}: has {has}, average returns {returned}, wanted 20.")
+    assert shown == [" ".join(sentences)]
 
 
 def test_an_average_that_raises_is_not_drawn_and_a_line_says_why(shown, capsys):
