@@ -861,7 +861,7 @@ def from_root_cause(fault):
     if not accused:
         return ""
     error_of_rank_0 = jobs.logs(fault, "error.json")[0]
-    if "by peer" in error_of_rank_0:  # an echo, at most a moment later
+    if re.search("by peer|told to end", error_of_rank_0):  # an echo, at most a moment later
         return "rank 0 or rank 1, whichever way the second falls"
     return f"rank {accused[0]}"
 
