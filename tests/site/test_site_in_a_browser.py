@@ -224,7 +224,7 @@ def _the_map_knows_and_forgets(page) -> None:
     with page.expect_download() as saved:
         page.get_by_text("Export").click()
     told = json.loads(saved.value.path().read_text(encoding="utf-8"))
-    assert told["00"]["1"]["answer"] == "40, 40, 40, 9"
+    assert told["00"]["1"]["answer"] == "40 40, 40 9"
     page.on("dialog", lambda dialog: dialog.accept())
     page.get_by_text("Reset").click()
     assert page.locator(".tick").first.inner_text() == "0 of 5"
