@@ -36,10 +36,9 @@
 
   function save(panel) {
     const { context } = panel;
-    // Whether or not the model counts as changed: Lab forgets that it is when a save of its own, begun
-    // before the change, ends after it.
     const saving = async () => {
-      if (!panel.isDisposed && context.contentsModel?.writable) await context.save();
+      const isDue = !panel.isDisposed && context.contentsModel?.writable && context.model.dirty;
+      if (isDue) await context.save();
     };
     const next = Promise.resolve(saves.get(panel)).then(saving, saving);
     saves.set(panel, next);
