@@ -96,14 +96,28 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Workers of xdist share the process that forks kernels, and end when their master does."""
+    """Workers of xdist share a folder and the process that forks kernels; they end with us."""
     if hasattr(config, "workerinput"):
         warm_kernels.die_with_parent()
+    else:
+        _have_temporary_files_removed(config)
     is_master = bool(config.getoption("numprocesses", None))
     if config.getoption("seconds"):
         config.pluginmanager.register(spent.Seconds(config.getoption("seconds"), is_master))
     if is_master:
         os.environ[warm_kernels.ADDRESS] = warm_kernels.NURSERY.open()
+
+
+def _have_temporary_files_removed(config: pytest.Config) -> None:
+    """At the end, remove what lessons, torchrun and killed kernels have left in TMPDIR.
+
+    What pytest itself keeps there of its last three runs stays where it always is.
+    """
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+    folder = tempfile.TemporaryDirectory(prefix="t", ignore_cleanup_errors=True)
+    config.add_cleanup(folder.cleanup)
+    os.environ["TMPDIR"] = folder.name
+    tempfile.tempdir = folder.name
 
 
 def pytest_keyboard_interrupt() -> None:

@@ -767,7 +767,7 @@ def test_progress_counts_what_passed_before_a_restart_until_the_answer_is_change
     own_copies, own_page
 ):
     page = own_page
-    _open(page, own_copies, LAB_TOO)  # in which no other test has run or saved anything
+    _open(page, own_copies, LAB_TOO)  # LAB's saved page may say "passed" before this check has run
     _until(page, READY, 120)
     page.get_by_role("button", name="▶ Check").nth(1).click()  # of rank_of
     page.get_by_text("✓ passed: rank_of").first.wait_for()
