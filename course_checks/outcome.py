@@ -13,11 +13,18 @@ PASSED = N_("passed")
 NOT_ATTEMPTED = N_("not attempted")
 WRONG = N_("wrong")
 NOT_CHECKED = N_("not checked yet")
-_SIGNS = {PASSED: "✓", NOT_ATTEMPTED: "–", NOT_CHECKED: "–", WRONG: "✗"}
+CHANGED = N_("changed since its check")
+_SIGNS = {PASSED: "✓", NOT_ATTEMPTED: "–", NOT_CHECKED: "–", CHANGED: "–", WRONG: "✗"}
 _GREEN = "#009E73"  # this and the next are two of Okabe and Ito
 _RED = "#D55E00"
 _GREY = "#888888"
-_COLOURS = {PASSED: _GREEN, NOT_ATTEMPTED: _GREY, NOT_CHECKED: _GREY, WRONG: _RED}
+_COLOURS = {
+    PASSED: _GREEN,
+    NOT_ATTEMPTED: _GREY,
+    NOT_CHECKED: _GREY,
+    CHANGED: _GREY,
+    WRONG: _RED,
+}
 _HEAD = (N_("rank"), N_("given"), N_("wanted"), N_("got"))
 _PRINTED = 8  # lines of each rank that are shown
 _CARD = "padding:4px 12px;margin:4px 0;max-width:70em;font-size:13px;line-height:1.5;"
@@ -43,7 +50,7 @@ class Outcome:
     """What became of an answer; true only if it passed."""
 
     name: str  # of the answer
-    state: str  # "passed", "not attempted" or "wrong"; in an overview also "not checked yet"
+    state: str  # "passed", "not attempted" or "wrong"; in an overview others as well
     where: str = ""  # on how many ranks, in which case
     message: str = ""  # what is wrong, and what to look at next
     rows: Sequence[Row] = ()  # of the smallest failing case, one per rank
@@ -226,17 +233,21 @@ def _overview_row(outcome: Outcome) -> str:
 def progress(*exercises: str) -> Overview:
     """Show which answers pass, as they were last checked in this notebook.
 
-    What a check said in an earlier kernel counts if the answer is unchanged.
+    What a check said counts as long as the answer is unchanged, also in a later kernel.
 
     Args:
         exercises: The names of all answers in this notebook. Answers that no check has tried yet
             count as well.
     """
-    known = {}
-    for name in exercises:
-        state = verdicts.kept(name)
-        if state not in _SIGNS:
-            state = NOT_CHECKED
-        known[name] = Outcome(name, state)
-    known |= _outcomes
-    return Overview(known.values())
+    names = dict.fromkeys([*exercises, *_outcomes])
+    return Overview(map(_outcome_now, names))
+
+
+def _outcome_now(name: str) -> Outcome:
+    """The last outcome of an answer, unless the answer has been edited since."""
+    state = verdicts.kept(name)
+    if state == verdicts.CHANGED:
+        return Outcome(name, CHANGED)
+    if name in _outcomes:
+        return _outcomes[name]
+    return Outcome(name, state if state in _SIGNS else NOT_CHECKED)

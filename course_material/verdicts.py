@@ -1,7 +1,7 @@
 """What checks said of the answers in a learner's lab, kept beyond the kernel.
 
 A verdict stands in the file of `scores`, by notebook and answer, with a digest of the answer's
-cell. In a later kernel it counts as long as that cell is unchanged.
+cell. It counts as long as that cell is unchanged, in this kernel and in a later one.
 """
 
 import contextlib
@@ -10,11 +10,13 @@ import json
 import os
 import re
 import sys
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
 from course_material import scores
 
+CHANGED = "changed"  # instead of what a check said of an answer that has been edited since
 _LAB = re.compile(r"lab_\d\d_")  # how a learner's copy begins
 
 
@@ -23,26 +25,31 @@ def keep(answer: str, state: str) -> None:
     lab = _lab()
     if not lab:
         return
-    cell = _last_definition(answer, _cells_of_this_kernel())
-    if cell:
-        scores.update(lab, answer, {"state": state, "cell": _digest(cell)})
+    cells = _definitions(answer, _cells_of_this_kernel())
+    if cells:
+        verdict = {"state": state, "cell": _digest(cells[-1]), "when_s": time.time()}
+        scores.update(lab, answer, verdict)
 
 
 def kept(answer: str) -> str:
-    """What a check said last of an answer whose cell is unchanged since; else nothing.
+    """What a check said last of an answer: CHANGED if its cell is not what it was; else nothing.
 
-    The cell is the one that this kernel has run, or, if it has run none, the one in the saved
-    notebook.
+    The cell is the last that this kernel has run. It must still be in the notebook, if that was
+    saved after the check or if this kernel has run no such cell.
     """
-    entry = scores.entry_of(_lab(), answer)
-    if not entry:
+    verdict = scores.entry_of(_lab(), answer)
+    run = _definitions(answer, _cells_of_this_kernel())
+    saved = _definitions(answer, _saved_cells())
+    if not verdict or not (run or saved):
         return ""
-    cell = _last_definition(answer, _cells_of_this_kernel())
-    if not cell:
-        cell = _last_definition(answer, _saved_cells())
-    if not cell or _digest(cell) != entry.get("cell"):
-        return ""
-    return str(entry.get("state", ""))
+    judged = verdict.get("cell")
+    if run and _digest(run[-1]) != judged:
+        return CHANGED
+    is_saved_since = _saved_s() > verdict.get("when_s", 0.0)
+    is_in_notebook = judged in map(_digest, saved)
+    if saved and (is_saved_since or not run) and not is_in_notebook:
+        return CHANGED
+    return str(verdict.get("state", ""))
 
 
 def _lab() -> str | None:
@@ -51,14 +58,10 @@ def _lab() -> str | None:
     return name if _LAB.match(name) else None
 
 
-def _last_definition(answer: str, cells: Iterable[str]) -> str:
-    """The last cell that defines an answer; empty if none does."""
+def _definitions(answer: str, cells: Iterable[str]) -> list[str]:
+    """The cells that define an answer."""
     defines = re.compile(rf"^(async +)?(def|class) +{re.escape(answer)}\b", re.MULTILINE)
-    last = ""
-    for cell in cells:
-        if defines.search(cell):
-            last = cell
-    return last
+    return [cell for cell in cells if defines.search(cell)]
 
 
 def _cells_of_this_kernel() -> list[str]:
@@ -81,6 +84,13 @@ def _saved_cells() -> list[str]:
             if cell["cell_type"] == "code":
                 cells.append("".join(cell["source"]))
     return cells
+
+
+def _saved_s() -> float:
+    """When this kernel's notebook was saved last, as `time.time` counts."""
+    with contextlib.suppress(OSError, KeyError):
+        return Path(os.environ["JPY_SESSION_NAME"]).stat().st_mtime
+    return 0.0
 
 
 def _digest(cell: str) -> str:

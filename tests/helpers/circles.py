@@ -73,7 +73,7 @@ OUTER = (
     "tests/lessons/test_browser.py::test_a_prediction_is_taken_up_again*",
     "tests/lessons/test_browser.py::test_after_the_last_hint*",
     "tests/lessons/test_browser.py::test_an_explanation_is_held_back*",
-    "tests/lessons/test_browser.py::test_below_a_check*",
+    "tests/lessons/test_browser.py::test_a_verdict_and_a_picture*",
     "tests/lessons/test_browser.py::test_check_in_a_new_kernel*",
     "tests/lessons/test_browser.py::test_progress_*",
     "tests/lessons/test_browser.py::test_what_a_cell_needs*",

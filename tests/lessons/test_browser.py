@@ -676,7 +676,7 @@ def test_what_a_cell_needs_runs_to_its_end_whatever_tab_is_in_front(own_copies, 
     page.get_by_text("drawn of total").first.wait_for()
 
 
-def test_below_a_check_that_runs_again_a_picture_is_of_the_answer_before(own_copies, own_page):
+def test_a_verdict_and_a_picture_are_of_the_answer_before_once_it_is_edited(own_copies, own_page):
     page = own_page
     _open(page, own_copies, MIDDLE)
     _until(page, READY, 120)
@@ -684,9 +684,15 @@ def test_below_a_check_that_runs_again_a_picture_is_of_the_answer_before(own_cop
     assert page.evaluate(IS_AS_WIDE_AS_THE_PAGE)  # a folded cell with a long first line as well
     assert page.evaluate(LETTERS) >= 100  # of a row of a hang report, beside the list of files
     outdated = page.locator(".course-outdated")
+    page.evaluate(RUN_ONE, 3)  # the same answer, judged again
+    _until(page, IDLE, 60)
     assert outdated.count() == 0
-    page.evaluate(RUN_ONE, 3)
+    page.evaluate(CHANGE, 1)
+    outdated.get_by_text("passed: total").wait_for()
     outdated.get_by_text("drawn of total").wait_for()
+    page.evaluate(RUN_ONE, 1)
+    page.evaluate(RUN_ONE, 3)
+    outdated.get_by_text("passed: total").wait_for(state="detached")
     assert outdated.count() == 1
     page.evaluate(RUN_ONE, 4)
     _until(page, "() => !document.querySelector('.course-outdated')", 60)
@@ -725,8 +731,9 @@ def test_what_is_old_is_told_by_the_order_of_runs_not_by_the_counts_of_two_kerne
     page.evaluate(CHANGE, 1)
     page.evaluate(RUN_ONE, 1)
     outdated.get_by_text("drawn of total").wait_for()  # before its check has run
+    page.evaluate(RUN_ONE, 3)
     page.evaluate(RUN_ONE, 4)
-    outdated.wait_for(state="detached")
+    _until(page, "() => !document.querySelector('.course-outdated')", 60)
 
 
 def test_after_the_last_hint_our_answer_is_offered_and_can_be_closed(own_copies, own_page):

@@ -1,10 +1,13 @@
 """What checks said in a lab, kept beyond the kernel."""
 
+import os
+import time
+
 import nbformat
 import pytest
 
 from course_checks import outcome
-from course_checks.outcome import NOT_CHECKED, PASSED, WRONG, Outcome, note
+from course_checks.outcome import CHANGED, NOT_CHECKED, PASSED, WRONG, Outcome, note
 from course_material import scores, verdicts
 from course_utils import progress
 
@@ -62,11 +65,31 @@ def test_it_does_not_count_of_an_answer_that_was_changed_since(kernel, lab):
     note(Outcome("mean_of_all", PASSED))
     restart(kernel)
     save(lab, LATER)
-    assert state() == NOT_CHECKED
+    assert state() == CHANGED
     save(lab, ANSWER)
     assert state() == PASSED
     kernel += [ANSWER, LATER]
-    assert state() == NOT_CHECKED
+    assert state() == CHANGED
+
+
+def test_in_the_same_kernel_it_counts_until_the_answer_is_edited_run_or_not(kernel, lab):
+    save(lab, "def mean_of_all(tensor):\n    raise NotImplementedError")
+    a_minute_ago = time.time() - 60
+    os.utime(lab, (a_minute_ago, a_minute_ago))
+    kernel.append(ANSWER)
+    note(Outcome("mean_of_all", PASSED))
+    assert state() == PASSED  # though the answer has not been saved yet
+    save(lab, ANSWER)
+    assert state() == PASSED
+    save(lab, LATER)  # edited, and not yet run
+    assert state() == CHANGED
+    save(lab, ANSWER)
+    kernel.append(LATER)  # edited and run, and not yet saved
+    assert state() == CHANGED
+    kernel.append(ANSWER)
+    assert state() == PASSED
+    save(lab, ANSWER, "def mean_of_all(tensor):\n    ...  # an attempt that was left further down")
+    assert state() == PASSED
 
 
 def test_what_this_kernel_has_checked_counts_first(kernel, lab):

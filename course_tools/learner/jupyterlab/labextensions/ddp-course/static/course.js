@@ -338,23 +338,31 @@
     };
   }
 
-  /* Below an answer that was changed and run, or a check that was run again, what shows the same
-     answer is of the answer before. */
+  /* When an answer was changed: the place of its run in the order, or now, if it has not run. */
+  function changeOf(answer, runs) {
+    const { source, changed } = runs.get(answer.model);
+    return sourceOf(answer) === source ? changed : Infinity;
+  }
+
+  /* An answer was changed: what its check has said, and what shows it below, is of the answer
+     before. */
   function* outdated(cells, runs) {
-    let judged = [];  // names of answers since the last heading, with the newest run of them
+    let judged = [];  // names of answers since the last heading, with the last change of each
     for (const [index, cell] of cells.entries()) {
       if (isHeading(cell)) judged = [];
       if (!isCode(cell)) continue;
       const source = sourceOf(cell);
       const { count, order } = runs.get(cell.model);
+      const isShown = count && cell.model.outputs.length;
       const name = source.match(/^check\((?:[\w.]+\()?(\w+)/m)?.[1];
       if (name) {
         const answer = cells.slice(0, index).findLast(other => makes(other, name));
-        const changed = answer ? runs.get(answer.model).changed : 0;
-        judged.push({ name, newest: Math.max(order, changed) });
-      } else if (count && cell.model.outputs.length) {
-        const isOlder = ({ name, newest }) =>
-          newest > order && new RegExp(`\\b${name}\\b`).test(source);
+        const changed = answer ? changeOf(answer, runs) : 0;
+        judged.push({ name, changed });
+        if (isShown && changed > order) yield cell;
+      } else if (isShown) {
+        const isOlder = ({ name, changed }) =>
+          changed > order && new RegExp(`\\b${name}\\b`).test(source);
         if (judged.some(isOlder)) yield cell;
       }
     }
