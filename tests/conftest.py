@@ -162,8 +162,12 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 
 def pytest_collection_finish() -> None:
-    """What is there by now stays: no later collection of garbage need look at a million objects."""
+    """What is there by now stays: no later collection of garbage need look at a million objects.
+
+    And no rank need copy an entry for each page of it.
+    """
     gc.freeze()
+    warm_kernels.enlarge_pages()
 
 
 @pytest.fixture
