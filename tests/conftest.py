@@ -175,9 +175,24 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         faulthandler.cancel_dump_traceback_later()
 
 
-def pytest_collection_finish() -> None:
-    """What is there by now stays: no later collection of garbage need look at a million objects."""
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[object]:
+    """While hundreds of modules are imported, nothing is garbage."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """What is there by now stays: no later collection of garbage need look at a million objects.
+
+    Nor need each rank of a worker's copy an entry for each page of it.
+    """
     gc.freeze()
+    if hasattr(session.config, "workerinput"):
+        warm_kernels.enlarge_pages()
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ A test belongs to the inner circle unless a line below, or its own mark, says `o
 """
 
 import fnmatch
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -102,6 +103,8 @@ OUTER = (
     "tests/house/test_ddp_course.py::*",
     "tests/house/test_wheel.py::*",
 )
+# One pattern for all of them: every worker asks it of every test.
+IS_OUTER = re.compile("|".join(map(fnmatch.translate, OUTER)))
 # A chapter with parts that start a cluster. The outer circle runs these parts, and what they need.
 CHAPTER_WITH_CLUSTERS = "notebooks/09_many_machines.ipynb"
 CLUSTERS = ({"part-slurm"}, {"part-slurm", "part-agents"}, {"part-ray"})
@@ -110,7 +113,7 @@ NEEDED_BY_EVERY_CLUSTER = {"part-slurm", "part-agents", "part-ray"}
 
 def is_wholly_outer(path: str) -> bool:
     """Whether all tests of a file stand in the outer circle; the path begins at the root."""
-    return any(fnmatch.fnmatchcase(f"{path}::*", pattern) for pattern in OUTER)
+    return IS_OUTER.match(f"{path}::*") is not None
 
 
 def mark(items: Iterable[pytest.Item]) -> None:
@@ -118,7 +121,7 @@ def mark(items: Iterable[pytest.Item]) -> None:
     for item in items:
         if item.nodeid.startswith(CHAPTER_WITH_CLUSTERS):
             _mark_cell(item)
-        elif any(fnmatch.fnmatchcase(item.nodeid, pattern) for pattern in OUTER):
+        elif IS_OUTER.match(item.nodeid):
             item.add_marker("outer")
 
 

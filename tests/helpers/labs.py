@@ -29,6 +29,8 @@ from course_tools.quality.lab_checks import (  # noqa: F401 - tests take some of
 )
 
 PATIENT = {"timeout": 100.0}  # on a busy machine a right answer may take long
+SHOWS = "print", "tried"  # what a cell calls to show something, and nothing later needs
+SOLVED: dict[str, dict[str, Any]] = {}  # by lab, what its cells defined when they ran as a solution
 
 
 def exercises(slug: str, monkeypatch: Any, cut: bool = False) -> dict[str, Exercise]:
@@ -45,16 +47,33 @@ def exercises(slug: str, monkeypatch: Any, cut: bool = False) -> dict[str, Exerc
 
 
 def cells(slug: str) -> SimpleNamespace:
-    """What a lab's cells define, for wrong answers that need it; nothing is checked."""
-    with mock.patch.object(course_utils, "check"):
-        return SimpleNamespace(**_run_cells(slug, cut=False))
+    """What a lab's cells define, for wrong answers that need it; nothing is checked.
+
+    They run only if they have not yet run as a solution.
+    """
+    if slug not in SOLVED:
+        with mock.patch.object(course_utils, "check"):
+            _run_cells(slug, cut=False)
+    return SimpleNamespace(**SOLVED[slug])
 
 
-def _run_cells(slug: str, cut: bool) -> dict[str, Any]:
+def _run_cells(slug: str, cut: bool) -> None:
     names = RAN[slug] = {"__name__": "__main__"}
     for number, source in enumerate(sources(ROOT / f"source/labs/{slug}.py", cut)):
-        run(source, f"<{slug} {number}{' cut' * cut}>", names)  # for tracebacks: unique
-    return names
+        name = f"<{slug} {number}{' cut' * cut}>"  # for tracebacks: unique
+        run(_without_shows(source), name, names)
+    if not cut:
+        SOLVED[slug] = names
+
+
+def _without_shows(source: str) -> str:
+    """A cell without what only shows something, which nbval runs; all other lines stay in place."""
+    lines = source.splitlines()
+    for node in ast.parse(source).body:
+        is_call = isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
+        if is_call and ast.unparse(node.value.func) in SHOWS:
+            lines[node.lineno - 1 : node.end_lineno] = [""] * (node.end_lineno - node.lineno + 1)
+    return "\n".join(lines)
 
 
 def defined(lesson: Path, wanted: Iterable[str]) -> dict[str, Any]:

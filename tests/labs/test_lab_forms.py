@@ -45,7 +45,7 @@ def test_the_overview_knows_of_every_exercise(slug):
     last_cell = labs.sources(labs.ROOT / f"source/labs/{slug}.py")[-1]
     names = [argument.value for argument in ast.parse(last_cell).body[-1].value.args]
     assert last_cell.startswith("progress(")
-    assert names == list(labs.answers(slug)["RIGHT"])
+    assert names == labs.names(slug)
 
 
 OPENING = {"02_process_groups": "mean_of_all"}  # handed out with a wrong answer, to read its check
@@ -61,7 +61,7 @@ def test_no_exercise_is_attempted_and_every_solution_passes(folder, said, slug):
     outputs = [out for cell in compared for out in cell.get("outputs", []) if "data" in out]
     begun = [re.match("([–✓✗]) .*: (\\w+) ", out.data.get("text/plain", "")) for out in outputs]
     marks = {name: mark for mark, name in (found.groups() for found in begun if found)}
-    wanted = dict.fromkeys(labs.answers(slug)["RIGHT"], said)
+    wanted = dict.fromkeys(labs.names(slug), said)
     if said == "–" and slug in OPENING:
         wanted[OPENING[slug]] = "✗"
     assert marks == wanted
@@ -78,7 +78,7 @@ def test_the_overview_counts_what_passes_in_a_learners_own_labs(tmp_path, monkey
     shutil.copy(labs.ROOT / f"exercises/{slug}.ipynb", tmp_path / f"lab_{slug}.ipynb")
     with warm():
         assert progress.main([slug[:2]]) == 0
-    count = len(labs.answers(slug)["RIGHT"])
+    count = len(labs.names(slug))
     assert f"{count} of {count} exercises pass" in capsys.readouterr().out
     assert progress.main(["no such lab"]) == 1
 
