@@ -17,7 +17,11 @@ from course_utils.launcher.language import _
 
 # In these methods of `WorkerMain` begins what a rank runs of the learner's: the function, what it
 # says of an exception, and what it has left to the end. Below lies the cell that launched it.
-ENTRY_POINTS = "_run_function", "_report_failure", "_park_until_killed"
+STARTS = "_run_function"
+ENTRY_POINTS = STARTS, "_report_failure", "_park_until_killed"
+# What `_run_function` calls once the rank has joined the others: the learner's function, and what
+# hands over its result.
+AFTER_START = "_call_function", "_flush", "_send"
 STACK = "Stack (most recent call first):"  # above the main thread's stack
 THREAD = "Thread (most recent call first):"  # above another thread's, if `stack_writer` writes
 HAS_THREADS = "Other threads run as well."  # which the learner's function has started
@@ -197,7 +201,7 @@ def _raised(verb: str, text: str) -> tuple[str, Frame] | None:
     return words, frame
 
 
-def learners_line(frames: list[Frame]) -> Frame | None:
+def learners_frame(frames: list[Frame]) -> Frame | None:
     """The innermost frame that the learner wrote."""
     for frame in reversed(frames):
         if frame.is_learners:
