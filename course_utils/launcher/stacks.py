@@ -149,10 +149,10 @@ def from_dump(text: str) -> Stack:
     """
     text = _ESCAPED.sub(_unescaped, text)
     text = _COMPILED.split(text)[0]
-    _, _, stack = text.partition("Current thread ")
+    stack = text.partition("Current thread ")[2]
     if not stack:  # none has crashed
-        _, _, stack = text.rpartition(_TITLE_END)
-    rows, _, _ = stack.partition("\n\n")
+        stack = text.rpartition(_TITLE_END)[2]
+    rows = stack.partition("\n\n")[0]
     frames = Stack()
     for frame in _frames(rows):
         frames.append(frame)
@@ -170,7 +170,7 @@ def _other_threads(text: str) -> tuple[list[Frame], ...]:
     threads = []
     _, *parts = text.split(THREAD)
     for part in parts:
-        rows, _, _ = part.partition(_TITLE_END)
+        rows = part.partition(_TITLE_END)[0]
         frames = _frames(rows)
         frames.reverse()
         threads.append(frames)
