@@ -20,7 +20,7 @@ from course_checks.outcome import NOT_ATTEMPTED, PASSED, WRONG, Outcome, Row, ma
 from course_checks.rules import Budget, Rules
 from course_checks.verdict import judge, rows_of_failed
 from course_checks.watch import Watch
-from course_utils.hang.rules import LONG, OR_LONG
+from course_utils.hang.rules import LONG_OR_ENDLESS, LONG_OR_MISMATCHED
 from course_utils.launcher.errors import WorkerError, WorkerTimeout, not_done
 from course_utils.launcher.language import N_, _, capitalized, ngettext
 from course_utils.launcher.launch import launch
@@ -31,8 +31,12 @@ from course_utils.network.network import Network
 _JUDGE_S = 60.0  # for the judge, who reads results and runs the specification
 # Advice of the launcher's, and what to say instead: the timeout is not the learner's to raise.
 _ADVICE = {
-    LONG: N_("Look for an endless loop, or for work that is done far more often than it need be."),
-    OR_LONG: N_("Look for different groups, and for a peer or a source that does not match."),
+    LONG_OR_ENDLESS: N_(
+        "Look for an endless loop, or for work that is done far more often than it need be."
+    ),
+    LONG_OR_MISMATCHED: N_(
+        "Look for different groups, and for a peer or a source that does not match."
+    ),
 }
 _A_STUB = re.compile(r"about (\d+) lines?")  # what the stub of an exercise says; see `cells`
 PlannedLaunch = tuple[int, list[Run]]  # on how many ranks, and what

@@ -26,7 +26,7 @@ from course_testing.failure import SIZE, RankFailed
 from course_utils.devices.placement import place
 from course_utils.devices.prepare import DeviceSetup
 from course_utils.hang.report import HangReport
-from course_utils.hang.silent import SilentMistakes
+from course_utils.hang.silent_mistakes import SilentMistakes
 from course_utils.hang.wait_graph import WaitGraph
 from course_utils.launcher import transport
 from course_utils.launcher.errors import WorkerError, WorkerTimeout

@@ -27,7 +27,6 @@ from course_utils.network.schedule import ReplayError
 from course_utils.network.simulation import Replay
 from course_utils.network.trace import Trace
 from course_utils.notebook import refuse_arguments, refuse_options, refuse_what_is_no_function
-from course_utils.record import frames
 from course_utils.record.event import COLLECTIVES, Event
 from course_utils.record.record import Record
 
@@ -344,7 +343,6 @@ class _Pretence:
 
         def register_and_follow(pg: Any, *args: Any, **options: Any) -> None:
             register(pg, *args, **options)
-            frames.UNSEEN.update((self._before.__code__, self._after.__code__))
             pg.register_pre_hook(_HOOK, torch.compiler.disable(self._before))
             pg.register_post_hook(_HOOK, torch.compiler.disable(self._after))
 

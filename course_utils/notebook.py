@@ -13,7 +13,7 @@ from course_material.prediction_forms import a_person_looks
 from course_utils.devices import prepare
 from course_utils.devices.placement import place
 from course_utils.displays import Displays
-from course_utils.hang.silent import SilentMistakes
+from course_utils.hang.silent_mistakes import SilentMistakes
 from course_utils.launcher.errors import WorkerError
 from course_utils.launcher.language import _, sentences
 from course_utils.launcher.launch import Results

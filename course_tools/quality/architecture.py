@@ -102,8 +102,8 @@ PUBLIC_NAMES = 19
 # in launcher each step has a name, which costs a node or two; a message is a call with named
 # fields, which has more nodes than an f-string, and no engine has to read f-strings any more.
 NODES = {
-    "launcher": 15050,  # statuses nobody heard, forks that return; a name for each step
-    "record": 7300,  # a rank may ask for its own events; timers; what becomes of DDP's models
+    "launcher": 15080,  # statuses nobody heard, forks that return; each step is named
+    "record": 7380,  # timers; what becomes of DDP's models; keys and entries whose parts have names
     "hang": 9620,  # a dataclass for each section of facts; a loop whose rounds differ in no_sync()
     "flight": 12300,  # dumps of any torch, read safely; evidence for nine kinds of guilt; a watcher
     "network": 4350,  # what a ring of a thousand ranks costs, by formula; a name for each step
@@ -111,7 +111,7 @@ NODES = {
     "devices": 3120,  # a name for each step, here as elsewhere
     # Hangs told from dumps, dry runs, a panel that comes by itself, silence that ends a launch.
     # Models that ranks have changed, or changed differently; a curve from its first step.
-    PACKAGE: 67500,
+    PACKAGE: 67600,
     # Results as plain data; what an answer reaches beside its arguments: frames, memory, copies;
     # likely mistakes by their results, and what a rank was given that raises.
     JUDGE: 12000,  # what one line did has a name for each of its steps, 5.5 nodes a line

@@ -26,7 +26,7 @@ from course_utils.launcher.descendants import LIBC
 from course_utils.launcher.errors import WorkerError
 from course_utils.launcher.language import _
 from course_utils.launcher.listener import Listener
-from course_utils.launcher.stacks import Frame, learners_line
+from course_utils.launcher.stacks import Frame, learners_frame
 
 _WORTH_IT = 64  # ranks: a kernel that has started so many will start as many again
 _AT_MOST = 1 << 30  # bytes whose pages are collapsed, so that a learner's gigabytes are left alone
@@ -242,7 +242,7 @@ def _line_below(frame: FrameType) -> Frame | None:
     for caller, line in traceback.walk_stack(frame):
         frames.append(Frame(caller.f_code.co_filename, line, "<module>"))
     frames.reverse()
-    return learners_line(frames)
+    return learners_frame(frames)
 
 
 def _look(result: Any) -> None:

@@ -78,14 +78,14 @@ class Overview:
     some_wait: bool  # for other ranks
     some_held: bool  # by something of their own processes
     has_queued_messages: bool  # which may wait for each other on GPUs, where nobody sees it
-    is_file_lock: bool  # which holds the first of these; a process outside may have it
+    is_file_lock: bool  # the first held rank waits for one; a process outside may have it
     silent: str  # ranks that gave no answer
     silent_count: int
     starting: str  # ranks that have not come to the learner's function yet
     starting_count: int
     busy: str  # the ranks that are held, or else all that have not returned
     held_count: int
-    holder: str  # what holds the first of them
+    holder: str  # what holds the first rank that is held
     advice: str
 
 
@@ -151,12 +151,12 @@ def _advice(graph: WaitGraph, held: Sequence[int]) -> str:
     """What to try where something holds some ranks; or what has ended a thread before that."""
     for rank in held:
         if graph.ranks[rank].ended:
-            words, line = graph.ranks[rank].ended
+            words, raised_at = graph.ranks[rank].ended
             return _(
                 "A thread of rank {rank} has ended before, by {words} ({at}).",
                 rank=rank,
                 words=words,
-                at=_cell_and_line(line),
+                at=_cell_and_line(raised_at),
             )
     if not held:
         return ""
@@ -237,7 +237,7 @@ def differences(graph: WaitGraph) -> list[Difference]:
         by_rank=_by_rank(kind, meeting),
         call=calls[0],
         evaluating=_named([call.rank for call in in_evaluation]),
-        place=_place((in_evaluation or calls)[0]),
+        place=_in_brackets((in_evaluation or calls)[0]),
         some_in_backward=0 < len(in_backward) < len(calls),
         exception=_exception_at(graph, meeting),
         foreign=foreign_call(graph, meeting),
@@ -263,7 +263,7 @@ def foreign_call(graph: WaitGraph, meeting: Meeting) -> ForeignCall | None:
     if met is None:
         return None
     call, joiner = met
-    return ForeignCall(call, _place(call), joiner)
+    return ForeignCall(call, _in_brackets(call), joiner)
 
 
 def _exception_at(graph: WaitGraph, meeting: Meeting) -> HandledException | None:
@@ -317,27 +317,26 @@ def _past_the_loop(graph: WaitGraph, meeting: Meeting) -> tuple[int, Counts] | t
 
 
 def _paths(graph: WaitGraph, *calls: Event) -> list[Sequence[Frame]]:
-    """The learner's lines that lead to calls, outermost first; at least the last of each."""
+    """The learner's frames that lead to calls, outermost first; at least the last of each."""
     paths = []
-    last_lines_alone: list[Sequence[Frame]] = [[Frame(*call.line)] for call in calls]
+    last_frames_alone: list[Sequence[Frame]] = [[call.frame] for call in calls]
     for call in calls:
         whereabouts = graph.ranks[call.rank]
-        last_line = Frame(*call.line)
         lines_since = {later.line for later in whereabouts.calls if later.index >= call.index}
         may_have_gone_on = lines_since != {call.line}
-        if whereabouts.path[-1:] != (last_line,) or may_have_gone_on:
-            return last_lines_alone
+        if whereabouts.path[-1:] != (call.frame,) or may_have_gone_on:
+            return last_frames_alone
         paths.append(whereabouts.path)
     return paths
 
 
 def _loop_between(inside: Sequence[Frame], after: Sequence[Frame]) -> int | None:
     """The first line of the outermost loop that one path is in and the other one is past."""
-    for line, later in zip(inside, after, strict=False):
-        if (line.file, line.name) != (later.file, later.name):
+    for frame, later in zip(inside, after, strict=False):
+        if (frame.file, frame.name) != (later.file, later.name):
             return None
-        if line != later:
-            loops = around(line, *LOOPS)
+        if frame != later:
+            loops = around(frame, *LOOPS)
             first_lines = [loop.lineno for loop in loops if loop.end_lineno < later.line]
             return min(first_lines, default=None)
     return None
@@ -364,24 +363,24 @@ def _times(count: int) -> str:
     return _("{count} times", count=count)
 
 
-def _place(call: Event) -> str:
+def _in_brackets(call: Event) -> str:
     """Such as ` (cell [3], line 5)`, and nothing for a call outside of the learner's code."""
     if not call.place:
         return ""
-    return _(" ({place})", place=_cell_and_line(Frame(*call.line)))
+    return _(" ({place})", place=_cell_and_line(call.frame))
 
 
-def _cell_and_line(line: Frame | None) -> str:
+def _cell_and_line(frame: Frame | None) -> str:
     """Such as `cell [3], line 5`."""
-    return line.file_and_line if line else ""
+    return frame.file_and_line if frame else ""
 
 
 # How calls that differ are told apart, by what differs.
 _DESCRIPTIONS: dict[str, Callable[[Event], str]] = {
     "new_group": lambda call: _("of {ranks}", ranks=ranks_named(call.group)),
-    "order": lambda call: f"{call.kind}{_place(call)}",
+    "order": lambda call: f"{call.kind}{_in_brackets(call)}",
     "root": lambda call: _("root {root}", root=call.root),
-    "lines": lambda call: f"{content(call)}{_place(call)}",
+    "lines": lambda call: f"{content(call)}{_in_brackets(call)}",
 }
 
 
@@ -426,7 +425,7 @@ def lost_messages(graph: WaitGraph) -> list[LostMessage]:
             continue
         sent = graph.matching_send(call)
         if sent and sent.flags & ASYNC and graph.ranks[sent.rank].state == "returned":
-            lost.append(LostMessage(rank, sent, _place(sent)))
+            lost.append(LostMessage(rank, sent, _in_brackets(sent)))
     return lost
 
 
@@ -465,14 +464,14 @@ class Absence:
     absent: str
     all_returned: bool  # all that are absent
     all_held: bool  # likewise, by something of their own processes
-    is_file_lock: bool  # which holds the first that is absent
-    first_waits: str  # "it waits", or "rank 2 waits": the first that is absent
-    holder: str  # what holds that one
+    is_file_lock: bool  # the first absent rank waits for one
+    first_waits: str  # of the first absent rank: "it waits", or "rank 2 waits" if there are several
+    holder: str  # what holds that rank
     advice: str
     key: str  # its line, if it waits for a key of the store
     have_returned: str  # "its function has returned" or "their functions have returned"
     exception: HandledException | None  # that one of the absent ranks handles
-    missed: MissedCall | None  # of those that are known the first
+    missed: MissedCall | None  # the first call that is known to lack an absent rank
 
 
 def absences(graph: WaitGraph) -> list[Absence]:

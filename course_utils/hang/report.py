@@ -4,11 +4,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 from time import monotonic
 
-from course_utils.hang import whereabouts
 from course_utils.hang.facts import foreign_call, ranks_by_text
 from course_utils.hang.rules import JOIN, SAME, diagnose
 from course_utils.hang.wait_graph import WaitGraph
-from course_utils.hang.whereabouts import content, is_message, of_group
+from course_utils.hang.whereabouts import content, is_message, locate, of_group
 from course_utils.launcher.deadlines import Deadline
 from course_utils.launcher.errors import WorkerError, WorkerTimeout
 from course_utils.launcher.language import N_, _, capitalized
@@ -33,7 +32,8 @@ class HangReport(Listener):
     """Says where every rank is and why they hang, and why gloo ended one.
 
     When no rank has called anything for `still_s` seconds, it asks all of them where they are, and
-    ends a launch that is proven to hang for ever.
+    ends a launch that is proven to hang for ever. With the default it never asks: then it only
+    explains what has ended the launch. `live.Early` says how long a silence is in a notebook.
     """
 
     def __init__(self, record: Record, still_s: float = inf) -> None:
@@ -60,9 +60,9 @@ class HangReport(Listener):
         logs = self._record.logs()
         all_whereabouts = []
         for rank in sorted(stacks):
-            place = whereabouts.locate(rank, stacks[rank], logs.get(rank))
-            place.is_ending = rank in self._ending
-            all_whereabouts.append(place)
+            whereabouts = locate(rank, stacks[rank], logs.get(rank))
+            whereabouts.is_ending = rank in self._ending
+            all_whereabouts.append(whereabouts)
         return WaitGraph(all_whereabouts, now)
 
     def on_start(self, world_size: int) -> None:
@@ -108,9 +108,13 @@ class HangReport(Listener):
 
     def _judge(self, workers: Sequence[WorkerHandle]) -> bool:
         """Whether the launch must end; as long as an answer is missing, it need not."""
-        # Every worker has to be looked at: one that gives no answer is asked in a different way.
-        written = [worker.has_written_stack() for worker in workers if not worker.settled]
-        if not all(written) and not self._deadline.is_over():
+        late = []
+        for worker in workers:
+            if not worker.settled and not worker.has_written_stack():
+                late.append(worker)
+        if late and not self._deadline.is_over():
+            for worker in late:
+                worker.ask_again_if_late()
             return False
         self._phase = _OVER
         stacks: dict[int, list[Frame] | None] = {}
@@ -138,8 +142,8 @@ class HangReport(Listener):
 def table(graph: WaitGraph) -> str:
     """A row for every rank; where there are many, those that do the same share one."""
     rows = {}
-    for rank, place in graph.ranks.items():
-        rows[rank] = place.row(graph.world)
+    for rank, whereabouts in graph.ranks.items():
+        rows[rank] = whereabouts.row(graph.world)
     if len(rows) > _MANY_ROWS:
         return _rows(ranks_by_text(rows).items())
     return _rows((row, [rank]) for rank, row in rows.items())
@@ -166,8 +170,7 @@ def why_aborted(rank: int, logs: Mapping[int, Log | None], output: Sequence[str]
     world_size = len(output)
     all_whereabouts = []
     for each in range(world_size):
-        place = whereabouts.locate(each, None, logs.get(each))
-        all_whereabouts.append(place)
+        all_whereabouts.append(locate(each, None, logs.get(each)))
     aborted = all_whereabouts[rank]
     aborted.state = "waiting"
     last_call = aborted.last_call

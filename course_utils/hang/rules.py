@@ -4,9 +4,9 @@ That is the first one over all sections: a later section looks for its facts onl
 earlier ones applies.
 
 A section of the table looks for its facts in a `WaitGraph` (see `facts.py`). Each of its rules has
-the name of a pattern, or None where nothing is proven; a condition on the facts `f`; and messages,
-in whose braces facts are put. Where the facts prove nothing, no rule names a cause: a wrong
-diagnosis costs more time than none.
+the name of a pattern, or None where nothing is proven; a condition on the facts `f`; and one or
+more messages, all of which are said, with facts put in their braces. Where the facts prove nothing,
+no rule names a cause: a wrong diagnosis costs more time than none.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,8 +20,8 @@ from course_utils.record.event import BACKWARD, DDP_INIT, EVALUATES, FORWARD
 SAME = N_(
     "every rank of a group must make the same calls in the same order, as often as the others."
 )
-LONG = N_("Raise timeout= if the work is long; look for an endless loop if it is not.")
-OR_LONG = N_(
+LONG_OR_ENDLESS = N_("Raise timeout= if the work is long; look for an endless loop if it is not.")
+LONG_OR_MISMATCHED = N_(
     "If the work is long, raise timeout=; if it is not, look for different groups, and for a peer "
     "or a source that does not match."
 )
@@ -123,7 +123,7 @@ _OVERVIEW: list[Rule] = [
         "running",
         lambda f: not f.some_wait,
         N_("No rank waits for another: {busy} only needed longer."),
-        LONG,
+        LONG_OR_ENDLESS,
     ),
 ]
 _DIFFERENCES: list[Rule] = [
@@ -520,7 +520,7 @@ _MUTUAL_WAITS: list[Rule] = [
         None,
         lambda f: True,
         N_("No call is seen to lack its partner."),
-        OR_LONG,
+        LONG_OR_MISMATCHED,
     ),
 ]
 TABLE: list[tuple[Callable[[WaitGraph], list[Any]], list[Rule]]] = [

@@ -12,9 +12,11 @@ from course_utils.record.event import (
     JOINS,
     KINDS,
     MAY_TIME_OUT,
+    THREADS_LEFT,
     Event,
     Key,
     Meeting,
+    MessageKey,
     key_of,
     meetings,
 )
@@ -23,8 +25,9 @@ from course_utils.record.event import (
 class WaitGraph:
     """All ranks at one moment, and which of them wait for which.
 
-    The `Whereabouts` that it's given are completed: of the calls that may hold a rank, it leaves
-    those that aren't met, and a rank whose queue on a GPU is stuck is noted as one that waits.
+    The `Whereabouts` that it's given are completed. Where a rank waits for works or in a backward
+    pass, of the calls that may hold it only those stay to which somebody has not come. A rank whose
+    queue on a GPU is stuck is noted as one that waits.
 
     Attributes:
         ranks: Where each rank is, by rank.
@@ -47,7 +50,7 @@ class WaitGraph:
         for rank, stuck_calls in self._stuck.items():
             self.ranks[rank].mark_waiting_for(stuck_calls[0])
         self.open_calls: list[tuple[Event, set[int]]] = []
-        self._settle_open_calls()
+        self._keep_unmet_calls()
         self.waits_for = self._edges()
         self.absent = self._absent()
 
@@ -59,9 +62,7 @@ class WaitGraph:
             self._meetings[meeting.key, meeting.number] = meeting
             for rank in meeting.calls:
                 self._last_number[rank, meeting.key] = meeting.number
-        # Ranks that receive from any rank. None is in it too: it stands for the unknown sender in
-        # the key of such a receive.
-        self._take_from_any: set[int | None] = {None}
+        self._take_from_any: set[int] = set()  # ranks that receive from any rank
         for call in calls:
             if call.kind == "recv" and call.peer is None:
                 self._take_from_any.add(call.rank)
@@ -83,10 +84,11 @@ class WaitGraph:
             reached |= self.reachable(rank)
         return sorted(rank for rank in reached if not self.waits_for.get(rank))
 
-    def _settle_open_calls(self) -> None:
-        """Of the calls that may hold a rank, those that have met do not: note which ones are left.
+    def _keep_unmet_calls(self) -> None:
+        """Find the calls that hold ranks: of those that may, the ones which somebody has missed.
 
-        Fills `open_calls`, and narrows down those of each rank.
+        Fills `open_calls`. A rank that waits for works or in a backward pass may be held by many
+        calls, so its own `open_calls` are cut down to these.
         """
         for whereabouts in self.ranks.values():
             if whereabouts.state != "waiting":
@@ -130,31 +132,35 @@ class WaitGraph:
     def _missing(self, call: Event) -> set[int]:
         """Who is known not to have come to a call."""
         key = key_of(call)
-        if is_message(call) and self._take_from_any.intersection(key[1:3]):
-            return self._cannot_send(call)
+        if isinstance(key, MessageKey):
+            if key.sender is None:
+                return self._missing_senders(key.receiver)
+            if key.sender in self._take_from_any or key.receiver in self._take_from_any:
+                # Nobody knows which messages such a rank has taken, so nobody is missing for sure.
+                return set()
         missing = set()
         for member in self._meetings[key, call.number].missing:
-            last_number = self._last_number.get((member, key))
-            if last_number is None:
-                # Where a rank's first calls are forgotten, it may have made any number of these.
-                has_not_come = self.ranks[member].complete
-            else:
-                has_not_come = last_number < call.number
-            if has_not_come:
+            if self._has_not_come(member, key, call.number):
                 missing.add(member)
         return missing
 
-    def _cannot_send(self, call: Event) -> set[int]:
-        """All others, if a receive from any rank waits and all of them have returned.
+    def _has_not_come(self, rank: int, key: Key, number: int) -> bool:
+        """Whether a rank has made fewer calls with this key, as far as its record says."""
+        last_number = self._last_number.get((rank, key))
+        if last_number is None:
+            # Where a rank's first calls are forgotten, it may have made any number of these.
+            return self.ranks[rank].complete
+        return last_number < number
 
-        Otherwise it is unknown which message such a receive takes, so nobody is missing for sure.
+    def _missing_senders(self, receiver: int) -> set[int]:
+        """Who is missing where a rank receives from any: all others, if all of them have returned.
+
+        Otherwise one of them may still send, so nobody is missing for sure.
         """
-        others = set(self.ranks) - {call.rank}
+        others = set(self.ranks) - {receiver}
         for rank in others:
             if self.ranks[rank].state != "returned":
                 return set()
-        if call.peer is not None:
-            return set()
         return others
 
     def reachable(self, rank: int) -> set[int]:
@@ -226,9 +232,12 @@ class WaitGraph:
     def first_crossing(self, call: Event, other: int) -> Meeting | None:
         """The first collective that a call's rank and another one have made in different lines.
 
-        Looked for where the other rank has called as often in the call's line, so that it's an
-        earlier call that one of them lacks. Branches with a line for each rank may meet: a
-        crossing is only where the line of the other rank is one that the call's rank has, too.
+        Such as in line 4 of one rank and in line 5 of the other one, although both ranks have both
+        lines. If the call's rank never calls in line 5, these are two branches of an `if` that are
+        meant to meet, and no crossing.
+
+        It is only looked for where the other rank has called as often in the line of `call`: then
+        an earlier call is what one of them lacks.
         """
         if is_message(call) or not self.ranks[call.rank].complete:
             return None
@@ -239,9 +248,10 @@ class WaitGraph:
         for meeting in self._meetings.values():
             if meeting.key != key or not both <= set(meeting.calls):
                 continue
-            its_call = meeting.calls[call.rank]
-            other_call = meeting.calls[other]
-            if its_call.line != other_call.line and self.count_in_line(call.rank, other_call):
+            call_of_rank = meeting.calls[call.rank]
+            call_of_other = meeting.calls[other]
+            from_different_lines = call_of_rank.line != call_of_other.line
+            if from_different_lines and self.count_in_line(call.rank, call_of_other):
                 return meeting
         return None
 
@@ -314,7 +324,7 @@ def _may_still_call(whereabouts: Whereabouts) -> bool:
     if not whereabouts.calls:
         return False
     last = whereabouts.calls[-1]
-    return last.kind == "return" and bool(last.flags & MAY_TIME_OUT)
+    return last.kind == "return" and bool(last.flags & THREADS_LEFT)
 
 
 def _difference(meeting: Meeting) -> str | None:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from course_utils.launcher.language import N_, _
-from course_utils.launcher.stacks import Frame, learners_line
+from course_utils.launcher.stacks import AFTER_START, STARTS, Frame, Stack, learners_frame
 from course_utils.launcher.words import ranks_named
 from course_utils.record.event import ASYNC, BACKWARD, USER_THREAD, Event, Log, key_of
 
@@ -48,8 +48,8 @@ _BUILT_OF_LOCKS = {
 }
 # What a rank may wait for while a thread of its own works.
 _HAND_OVER = {"a thread's end", "a future", "a queue", "an event", "a condition"}
-# Of asyncio: it stands in the first one when it has nothing to run.
-_IDLE_LOOP, _LOOP = "/selectors.py", "/asyncio/base_events.py"
+# Where asyncio stands when it has nothing to run, and the file of its loop, which leads there.
+_IDLE_ASYNCIO, _ASYNCIO = "/selectors.py", "/asyncio/base_events.py"
 # A Lock is written in C and has no frame, but `with mutex:` can wait for nothing else.
 _LOCKS = re.compile(r"\.acquire\(|^with ([\w.]*lock\b|[^()]+:\s*(#|$|pass\b))", re.IGNORECASE)
 _CHILDREN = re.compile(r"\bos\.(wait|waitpid|waitid|wait3|wait4)\(")
@@ -70,10 +70,10 @@ class Whereabouts:
 
     Attributes:
         rank: Its global rank.
-        state: "waiting" for other ranks, "held" by something of its own process, "running",
-            "silent" if it does not answer, "returned" if its function has.
+        state: "waiting" for other ranks, "held" by something of its own process, "running" if it
+            computes, "silent" if it does not answer, "returned" if its function has.
         blocker: What it waits in or is held by, such as "all_reduce", "backward" or "a lock".
-        line: The learner's line that it is in.
+        line: The learner's line that it is in, as a frame.
         open_calls: The calls of which one or more are not complete and hold it.
         calls: All its calls that are known, in order.
         known: Whether its calls are known at all.
@@ -132,10 +132,10 @@ class Whereabouts:
             self.blocker = call.kind
             self.open_calls = (call,)
 
-    def set_waiting(self, blocker: str, calls: Sequence[Event], line: Frame | None) -> None:
-        """Note that it waits for other ranks in a line; some of these calls may hold it."""
+    def set_waiting(self, blocker: str, calls: Sequence[Event], frame: Frame | None) -> None:
+        """Note that it waits for other ranks in a frame; some of these calls may hold it."""
         self.state = "waiting"
-        self.open_calls = _calls_that_may_hold(calls, blocker, line)
+        self.open_calls = _calls_that_may_hold(calls, blocker, frame)
         self.blocker = blocker
         if blocker.startswith("_"):  # a name of torch's insides
             self.blocker = "torch.distributed"
@@ -148,7 +148,7 @@ class Whereabouts:
             return _(_ROWS_WITHOUT_LINE[self.state])
         if self.starts:
             return _("starting, before your function")
-        doing = self._doing()
+        doing = self._state_in_words()
         if self.line is None:
             if self.queued:
                 return _("{doing} outside of your code", doing=doing)
@@ -159,7 +159,8 @@ class Whereabouts:
         indent = " " * 10
         return f"{row}\n{indent}{described(self.call, world)}"
 
-    def _doing(self) -> str:
+    def _state_in_words(self) -> str:
+        """What it does, such as "waiting in barrier": the place comes behind these words."""
         blocker = ""
         if self.blocker:
             blocker = _(self.blocker)
@@ -192,53 +193,52 @@ def locate(rank: int, frames: list[Frame] | None, log: Log | None) -> Whereabout
     whereabouts.state = "silent"
     if frames:
         whereabouts.state = "running"
+        if not isinstance(frames, Stack):
+            frames = Stack(frames)  # of which nothing else is known
         _look_at_stack(whereabouts, frames)
     return whereabouts
 
 
-def _look_at_stack(whereabouts: Whereabouts, frames: list[Frame]) -> None:
-    line = learners_line(frames)
-    whereabouts.line = line
-    whereabouts.has_threads = getattr(frames, "has_threads", False)
+def _look_at_stack(whereabouts: Whereabouts, frames: Stack) -> None:
+    learner_frame = learners_frame(frames)
+    whereabouts.line = learner_frame
+    whereabouts.has_threads = frames.has_threads
     whereabouts.path = tuple(frame for frame in frames if frame.is_learners)
     whereabouts.starts = _starts(frames, whereabouts)
-    handled = getattr(frames, "handles", None)
-    if handled:
-        whereabouts.handles, whereabouts.raised_at = handled
+    if frames.handles:
+        whereabouts.handles, whereabouts.raised_at = frames.handles
     holder = held_by(frames)
     call = distributed_call_in(frames)
     if holder:
         whereabouts.state = "held"
         whereabouts.blocker = holder
         if holder in _HAND_OVER:
-            whereabouts.ended = getattr(frames, "ended", None)
+            whereabouts.ended = frames.ended
     elif call:
-        whereabouts.set_waiting(call, whereabouts.calls, line)
+        whereabouts.set_waiting(call, whereabouts.calls, learner_frame)
     else:
         whereabouts.line = stable_line(frames)
     if whereabouts.blocker in _HAND_OVER or _awaits(frames):
-        _look_at_threads(whereabouts, getattr(frames, "threads", ()))
+        _look_at_threads(whereabouts, frames.threads)
 
 
 def _starts(frames: list[Frame], whereabouts: Whereabouts) -> bool:
-    """By the launcher's own frames: `_run_function` makes the group, then `_call_function` comes.
+    """Whether a rank has not come to the learner's function yet, by the launcher's own frames.
 
-    Once that has returned, `_flush` and `_send` hand over what there is.
-
-    What the record has is read later than the stack, so a rank may have returned meanwhile.
+    The record is read later than the stack, so a rank without calls may have returned meanwhile.
     """
     outermost, *names = [frame.name for frame in frames]
-    if outermost != "_run_function":
+    if outermost != STARTS:
         return False
-    if names and names[0] in ("_call_function", "_flush", "_send"):
+    if names and names[0] in AFTER_START:
         return False
     return "init_process_group" in names or not whereabouts.calls
 
 
 def _awaits(frames: list[Frame]) -> bool:
     """Whether asyncio waits until something ends that runs in a thread, or elsewhere."""
-    is_idle = frames[-1].file.endswith(_IDLE_LOOP)
-    return is_idle and any(frame.file.endswith(_LOOP) for frame in frames)
+    is_idle = frames[-1].file.endswith(_IDLE_ASYNCIO)
+    return is_idle and any(frame.file.endswith(_ASYNCIO) for frame in frames)
 
 
 def _look_at_threads(whereabouts: Whereabouts, threads: Iterable[list[Frame]]) -> None:
@@ -250,18 +250,22 @@ def _look_at_threads(whereabouts: Whereabouts, threads: Iterable[list[Frame]]) -
         calls = whereabouts.calls
         if call not in ("wait", "backward"):
             calls = _with_flag(calls, USER_THREAD)
-        line = learners_line(frames)
-        whereabouts.set_waiting(call, calls, line)
+        thread_frame = learners_frame(frames)
+        whereabouts.set_waiting(call, calls, thread_frame)
         whereabouts.in_thread = True
-        if line:
-            whereabouts.line = line
+        if thread_frame:
+            whereabouts.line = thread_frame
         return
 
 
 def _calls_that_may_hold(
-    calls: Sequence[Event], blocker: str, line: Frame | None
+    calls: Sequence[Event], blocker: str, frame: Frame | None
 ) -> tuple[Event, ...]:
-    """Which calls may hold a rank. Those that have met are sorted out later."""
+    """Which calls may hold a rank that waits in a frame. Those that have met are sorted out later.
+
+    A rank whose last event is its "return" sends its result, and a tensor in it may wait for its
+    own call (see `transport._Pickler`): which one, nobody knows.
+    """
     if blocker in STORE_CALLS or blocker == STORE or not calls:
         return ()
     if blocker == "wait":
@@ -269,16 +273,17 @@ def _calls_that_may_hold(
     if blocker == "backward":
         return _with_flag(calls, BACKWARD)
     last = calls[-1]
-    if key_of(last) is None:  # the function has returned; what it returned waits
+    has_returned = key_of(last) is None
+    if has_returned or not _stand_in_same_line(last.frame, frame):
         return ()
-    last_line = this_line = None
-    if last.line:
-        last_line = last.line[:2]
-    if line:
-        this_line = (line.file, line.line)
-    if last_line == this_line:
-        return (last,)
-    return ()
+    return (last,)
+
+
+def _stand_in_same_line(frame: Frame | None, other: Frame | None) -> bool:
+    """Whether two frames have the same file and line, or neither is there."""
+    if frame is None or other is None:
+        return frame is other
+    return (frame.file, frame.line) == (other.file, other.line)
 
 
 def _with_flag(calls: Sequence[Event], flag: int) -> tuple[Event, ...]:
@@ -337,12 +342,12 @@ def of_group(call: Event, world: tuple[int, ...]) -> str:
     return _(" of ({ranks})", ranks=ranks)
 
 
-def _inner_frames(frames: list[Frame], line: Frame | None) -> list[Frame]:
+def _inner_frames(frames: list[Frame], learner_frame: Frame | None) -> list[Frame]:
     """The frames inside the learner's line; none if there is no such line."""
-    if line is None:
+    if learner_frame is None:
         return []
     from_inside = frames[::-1]
-    count = from_inside.index(line)  # the innermost one: in a recursion it comes again
+    count = from_inside.index(learner_frame)  # the innermost one: in a recursion it comes again
     return frames[len(frames) - count :]
 
 
@@ -352,9 +357,9 @@ def distributed_call_in(frames: list[Frame]) -> str | None:
     Backward is one such thing: DDP averages gradients there, in C++, which a Python stack hides.
     """
     inner = frames
-    line = learners_line(frames)
-    if line:
-        inner = _inner_frames(frames, line)
+    learner_frame = learners_frame(frames)
+    if learner_frame:
+        inner = _inner_frames(frames, learner_frame)
     for frame in inner:
         wrapper = _in_wrapper(frame)
         if wrapper:
@@ -370,7 +375,7 @@ def distributed_call_in(frames: list[Frame]) -> str | None:
         return None
     if inner and inner[-1].name == _IN_STORE:
         return STORE
-    if line and ".wait(" in line.code and not held_by(frames):
+    if learner_frame and ".wait(" in learner_frame.code and not held_by(frames):
         return "wait"
     return None
 
@@ -396,10 +401,10 @@ def _may_wait(name: str) -> bool:
 
 def held_by(frames: list[Frame]) -> str | None:
     """What the learner's line waits for inside its own process, and not in a rank, if anything."""
-    line = learners_line(frames)
-    if line is None:
+    learner_frame = learners_frame(frames)
+    if learner_frame is None:
         return None
-    inner = _inner_frames(frames, line)
+    inner = _inner_frames(frames, learner_frame)
     if any(_COMPILES in frame.file for frame in inner):
         return None
     for frame in inner:
@@ -408,11 +413,12 @@ def held_by(frames: list[Frame]) -> str | None:
             return holder
     if inner:
         return None
-    if _CHILDREN.search(line.code) and "WNOHANG" not in line.code:
+    code = learner_frame.code
+    if _CHILDREN.search(code) and "WNOHANG" not in code:
         return CHILD
-    if _FILE_LOCKS.search(line.code):
+    if _FILE_LOCKS.search(code):
         return FILE_LOCK
-    if _LOCKS.search(line.code):
+    if _LOCKS.search(code):
         return LOCK
     return None
 
@@ -431,26 +437,26 @@ def _holder(frame: Frame) -> str | None:
 
 def stable_line(frames: list[Frame]) -> Frame | None:
     """The line of a rank that computes; where a `while` goes round, its first line, which stays."""
-    line = learners_line(frames)
-    if line != frames[-1] or _SLEEPS.search(line.code):
-        return line
-    loop = innermost(line, *LOOPS)
+    learner_frame = learners_frame(frames)
+    if learner_frame != frames[-1] or _SLEEPS.search(learner_frame.code):
+        return learner_frame
+    loop = innermost(learner_frame, *LOOPS)
     if isinstance(loop, ast.While):
-        return Frame(line.file, loop.lineno, line.name)
-    return line
+        return Frame(learner_frame.file, loop.lineno, learner_frame.name)
+    return learner_frame
 
 
-def innermost(line: Frame, *kinds: type[ast.stmt]) -> ast.stmt | None:
-    """The innermost statement around a line that is of these kinds."""
-    return max(around(line, *kinds), key=lambda statement: statement.lineno, default=None)
+def innermost(frame: Frame, *kinds: type[ast.stmt]) -> ast.stmt | None:
+    """The innermost statement around a frame's line that is of these kinds."""
+    return max(around(frame, *kinds), key=lambda statement: statement.lineno, default=None)
 
 
-def around(line: Frame, *kinds: type[ast.stmt]) -> list[ast.stmt]:
-    """The statements around a line that are of these kinds."""
-    source = "".join(linecache.getlines(line.file))
+def around(frame: Frame, *kinds: type[ast.stmt]) -> list[ast.stmt]:
+    """The statements around a frame's line that are of these kinds."""
+    source = "".join(linecache.getlines(frame.file))
     statements = []
     for statement in _statements(source):
-        is_around = statement.lineno <= line.line <= statement.end_lineno
+        is_around = statement.lineno <= frame.line <= statement.end_lineno
         if is_around and isinstance(statement, kinds):
             statements.append(statement)
     return statements

@@ -1,5 +1,15 @@
 """From the kernel to the ranks and back: fork, join, run, bring results home.
 
+Four words mean one thing in all of the course's code:
+
+- The kernel is Jupyter's: the notebook's process, which forks the ranks. Linux is "the system".
+- A rank is a process that a launch has forked, and its number. A worker is the same process:
+  `WorkerHandle` is what the kernel has of it, `WorkerMain` what it is to itself.
+- A group is one of torch.distributed. Processes that the system signals together are a "process
+  group of the system", and `WorkerGroup` is all ranks of a launch.
+- A rank is settled once its function has returned or failed. It's over once it has shut down as a
+  program does, or is dead.
+
 This is all that a launcher has to do. `tests/launcher/test_core.py` runs it as it stands here:
 
     import os
@@ -82,8 +92,9 @@ How they work together, from `launch(fn)` to `results[0]`:
             _run_function           joins the group, runs fn(*args), sends its result
             _park_until_killed      shuts down as a program does, but holds its connections
       WorkerGroup.results           waits; WorkerHandle.read takes in output, messages and the end
+        Listener.on_poll            looks at all ranks; it may end the launch by proving a hang
         errors.worker_error         a rank failed
-        errors.worker_timeout       time is up; listeners' on_error may say why
+        errors.worker_timeout       time is up, or a hang is proven; a listener may say why
       WorkerGroup.close             stops all ranks and their descendants, gives everything back
     Results                         results[0] is what rank 0 returned, results.output[0] its prints
 """

@@ -6,6 +6,7 @@ For these the rank starts a guard, once and only when it is needed: a shell that
 rank's end and then kills the rank's process group.
 """
 
+import _thread
 import contextlib
 import ctypes
 import functools
@@ -20,12 +21,13 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from io import FileIO
-from typing import Any
+from typing import Any, BinaryIO
 
 LIBC = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
-# The guard belongs to the process group, which ends with it. The shell that starts it ends at once,
-# so the guard isn't the rank's child: a learner's code may wait for all of its children.
+# A shell starts the guard and ends at once, so the guard isn't the rank's child: a learner's code
+# may wait for all of its children. The guard is in the rank's process group, so its `kill 0` ends
+# that group and the guard with it.
 _GUARD = "exec 3<&0; (read line; kill -KILL 0) <&3 >/dev/null 2>&1 &"
 _TRACKER = "multiprocessing.resource_tracker"
 
@@ -40,7 +42,8 @@ class Descendants:
     def __init__(self, pids: FileIO) -> None:
         self._pids = pids
         self._rank_pid = 0
-        self._lifeline: int | None = None  # a pipe's writing end: the guard hears when it closes
+        # A pipe's writing end, once a guard waits at the other end: it hears when this one closes.
+        self._lifeline: int | None = None
         self._trackers: list[subprocess.Popen] = []  # else Python warns that one still runs
         self._lock = threading.RLock()
         self._fork = threading.local()  # several threads may fork at once
@@ -107,14 +110,23 @@ class Descendants:
         """In the rank itself: when a process that it has forked ends, its group lives on."""
         if os.getpid() != self._rank_pid:
             return
-        with self._lock:
+        with self._lock, contextlib.suppress(OSError):  # no descriptor, no process or no shell
             if self._lifeline is not None:
                 return
-            with contextlib.suppress(OSError):  # no descriptor, no process or no shell
-                reader, self._lifeline = os.pipe()
-                with open(reader, "rb") as stdin:
-                    shell = subprocess.Popen(["/bin/sh", "-c", _GUARD], stdin=stdin)
-                    shell.wait()
+            reader, self._lifeline = os.pipe()
+            with open(reader, "rb") as stdin:
+                self._run_guard(stdin)
+
+    def _run_guard(self, stdin: BinaryIO) -> None:
+        """Start the guard at a pipe's reading end. If that fails, a later call may try again."""
+        try:
+            # `Popen` calls `_start_guard`, which finds the lifeline.
+            shell = subprocess.Popen(["/bin/sh", "-c", _GUARD], stdin=stdin)
+        except OSError:
+            os.close(self._lifeline)
+            self._lifeline = None
+            raise
+        shell.wait()
 
 
 def share_folder_with_spawned(folder: Callable[[], str]) -> None:
@@ -145,8 +157,9 @@ def die_with_parent() -> None:
     if sys.platform == "linux":
         LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     else:
-        parent = os.getppid()
-        threading.Thread(target=_watch_parent, args=(parent,), daemon=True).start()
+        # No `threading.Thread`: the learner's program would count it, and `stack_writer` would take
+        # it for a thread of the learner's, which may still make calls.
+        _thread.start_new_thread(_watch_parent, (os.getppid(),))
 
 
 def _watch_parent(parent: int) -> None:

@@ -225,6 +225,7 @@ def from_exception(
     for link in echoes.chain(error):
         kind = echoes.kind_of(link, _words(link))
         kinds.append(kind)
+    # To which address a connection failed stays, since `reasons` looks for it.
     is_lost_connection = kinds[0] == echoes.LOST and "connect to" not in headline
     if is_lost_connection and not note:
         headline = _LOST_IN_ONE_WORDING
@@ -358,10 +359,10 @@ def _words_and_place(trace: str) -> tuple[str, str]:
         for file, number, name in _CODE_LINE.findall(row):
             frames.append(Frame(file, int(number), name))
     words = stable("\n".join(lines))
-    line = stacks.learners_line(frames)
-    if line is None:
+    frame = stacks.learners_frame(frames)
+    if frame is None:
         return words, ""
-    return words, f", {line.place_and_code}"
+    return words, f", {frame.place_and_code}"
 
 
 def _frames(error: BaseException) -> list[Frame]:
@@ -424,7 +425,7 @@ def _what_led_to(error: BaseException) -> list[str]:
 def _named_with_place(error: BaseException) -> str:
     """Such as `KeyError: 'label', cell [5], line 7, in train`."""
     name = _named(error)
-    frame = stacks.learners_line(_frames(error))
+    frame = stacks.learners_frame(_frames(error))
     if frame is None:
         return name
     return f"{name}, {frame.place}"
@@ -633,7 +634,7 @@ def _position(frames: list[Frame] | None) -> str:
         return _("its function has returned")
     if not frames:
         return _("gives no answer")
-    line = stacks.learners_line(frames)
-    if line is None:
+    frame = stacks.learners_frame(frames)
+    if frame is None:
         return _("outside of your code")
-    return _("at {line}", line=line.place_and_code)
+    return _("at {line}", line=frame.place_and_code)

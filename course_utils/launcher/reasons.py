@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from course_utils.launcher import echoes
 from course_utils.launcher.language import N_, _, sentences
-from course_utils.launcher.stacks import Frame, learners_line
+from course_utils.launcher.stacks import Frame, learners_frame
 
 _ON_THE_CPU = N_(
     "this launch runs on the CPU, and the line asks for a GPU: take 'cuda' only where "
@@ -257,7 +257,7 @@ def _reads_the_command_line(frames: Sequence[Frame]) -> bool:
 
 def _counts_devices(frames: Sequence[Frame]) -> bool:
     """Whether the learner's line uses a number of devices, such as `rank % device_count()`."""
-    frame = learners_line(list(frames))
+    frame = learners_frame(list(frames))
     if frame is None:
         return False
     line = linecache.getline(frame.file, frame.line)
@@ -272,22 +272,22 @@ def _call_whose_none_was_used(frames: Sequence[Frame]) -> tuple[str, str]:
     Returns:
         The call and what to do; two empty texts if there's no such line.
     """
-    line = learners_line(list(frames))
-    if line is None:
+    frame = learners_frame(list(frames))
+    if frame is None:
         return "", ""
-    failed = linecache.getline(line.file, line.line)
+    failed = linecache.getline(frame.file, frame.line)
     used = _USED.search(failed)
     if used:
         return used[1], _("call it in a line of its own, and use the tensor")
-    first = max(1, line.line - _A_LITTLE + 1)
-    for number in range(line.line, first - 1, -1):
-        kept = _KEPT.search(linecache.getline(line.file, number))
+    first = max(1, frame.line - _A_LITTLE + 1)
+    for number in range(frame.line, first - 1, -1):
+        kept = _KEPT.search(linecache.getline(frame.file, number))
         if not kept:
             continue
         name, call = kept.groups()
         escaped = re.escape(name)
         is_used = re.search(rf"(?<![\w.]){escaped}(?!\w)", failed)
-        if is_used and "async_op" not in _statement(line.file, number):
+        if is_used and "async_op" not in _statement(frame.file, number):
             return call, _("leave out the `=` before it")
     return "", ""
 

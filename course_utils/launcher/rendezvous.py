@@ -114,14 +114,14 @@ class Rendezvous:
 
     def serve(self, rank: int) -> None:
         """In a worker, for a group that the learner will make: rank 0 serves the address."""
-        _serve_only(self._port)
+        _say_agent_serves_only(self._port)
         if rank == 0:
             self._start_server()
         self._socket.close()
 
     def join(self, backend: str, rank: int) -> None:
         """In a worker: join the group of all ranks, and be ready for others that it may make."""
-        _serve_only(self._port)
+        _say_agent_serves_only(self._port)
         if rank == 0:
             self._listen()
             # No `threading.Thread`: the learner's program, and the record, would count it.
@@ -165,11 +165,12 @@ class Rendezvous:
         self._opened.close()
 
 
-def _serve_only(our_port: int) -> None:
-    """Let a `setup()` that sets a MASTER_PORT of its own work as it does under plain `python`.
+def _say_agent_serves_only(our_port: int) -> None:
+    """Replace torch's question whether somebody serves a store: only the one at our port is served.
 
-    TORCHELASTIC_USE_AGENT_STORE says that somebody serves the store. Torch takes that to be so for
-    whatever address stands in the environment by then, where nobody would serve it.
+    TORCHELASTIC_USE_AGENT_STORE says so of whatever address stands in the environment when torch
+    asks. Where a learner's `setup()` has set a MASTER_PORT of its own, nobody would serve that; so
+    rank 0 does, as under plain `python`.
     """
     variable = "TORCHELASTIC_USE_AGENT_STORE"
 

@@ -40,19 +40,19 @@ class PendingWork:
 
     Attributes:
         description: such as `thread saver`.
-        line: where that stands, in the learner's code.
+        frame: where that stands, in the learner's code.
         is_thread: a thread of the learner's, which may be reading a queue of the notebook.
     """
 
     description: str
-    line: Frame | None = None
+    frame: Frame | None = None
     is_thread: bool = False
 
     def place(self) -> str:
         """Such as `, at cell [3], line 7, in save: time.sleep(100)`."""
-        if self.line is None:
+        if self.frame is None:
             return ""
-        return _(", at {line}", line=self.line.place_and_code)
+        return _(", at {line}", line=self.frame.place_and_code)
 
 
 def disown_kernel_state() -> None:
@@ -304,23 +304,24 @@ def _pending_work(main_thread: int) -> PendingWork:
     for thread in _threads_at_work():
         if thread.ident != main_thread:
             description = _("thread {name}", name=thread.name)
-            line = _learners_line(frames.get(thread.ident))
-            return PendingWork(description, line, is_thread=True)
-    line = _learners_line(frames.get(main_thread))
+            frame = _learners_frame(frames.get(thread.ident))
+            return PendingWork(description, frame, is_thread=True)
+    frame = _learners_frame(frames.get(main_thread))
     for process in multiprocessing.process._children:
-        return PendingWork(_("process {name}", name=process.name), line)
+        return PendingWork(_("process {name}", name=process.name), frame)
     for thread in threading.enumerate():
         if thread.name == "QueueFeederThread":
-            return PendingWork(_("a queue that nobody reads"), line)
-    return PendingWork(_("what was registered with atexit"), line)
+            return PendingWork(_("a queue that nobody reads"), frame)
+    return PendingWork(_("what was registered with atexit"), frame)
 
 
-def _learners_line(frame: FrameType | None) -> Frame | None:
+def _learners_frame(innermost: FrameType | None) -> Frame | None:
     """The learner's line of a stack; below our own frames lies the cell that launched."""
-    while frame and frame.f_code.co_name not in ENTRY_POINTS:
-        code = frame.f_code
-        row = Frame(code.co_filename, frame.f_lineno or 0, code.co_name)
-        if row.is_learners:
-            return row
-        frame = frame.f_back
+    pythons_frame = innermost
+    while pythons_frame and pythons_frame.f_code.co_name not in ENTRY_POINTS:
+        code = pythons_frame.f_code
+        frame = Frame(code.co_filename, pythons_frame.f_lineno or 0, code.co_name)
+        if frame.is_learners:
+            return frame
+        pythons_frame = pythons_frame.f_back
     return None

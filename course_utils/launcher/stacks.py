@@ -17,7 +17,11 @@ from course_utils.launcher.language import _
 
 # In these methods of `WorkerMain` begins what a rank runs of the learner's: the function, what it
 # says of an exception, and what it has left to the end. Below lies the cell that launched it.
-ENTRY_POINTS = "_run_function", "_report_failure", "_park_until_killed"
+STARTS = "_run_function"
+ENTRY_POINTS = STARTS, "_report_failure", "_park_until_killed"
+# What `_run_function` calls once the rank has joined the others: the learner's function, and what
+# hands over its result.
+AFTER_START = "_call_function", "_flush", "_send"
 STACK = "Stack (most recent call first):"  # above the main thread's stack
 THREAD = "Thread (most recent call first):"  # above another thread's, if `stack_writer` writes
 HAS_THREADS = "Other threads run as well."  # which the learner's function has started
@@ -145,10 +149,10 @@ def from_dump(text: str) -> Stack:
     """
     text = _ESCAPED.sub(_unescaped, text)
     text = _COMPILED.split(text)[0]
-    _, _, stack = text.partition("Current thread ")
+    stack = text.partition("Current thread ")[2]
     if not stack:  # none has crashed
-        _, _, stack = text.rpartition(_TITLE_END)
-    rows, _, _ = stack.partition("\n\n")
+        stack = text.rpartition(_TITLE_END)[2]
+    rows = stack.partition("\n\n")[0]
     frames = Stack()
     for frame in _frames(rows):
         frames.append(frame)
@@ -166,7 +170,7 @@ def _other_threads(text: str) -> tuple[list[Frame], ...]:
     threads = []
     _, *parts = text.split(THREAD)
     for part in parts:
-        rows, _, _ = part.partition(_TITLE_END)
+        rows = part.partition(_TITLE_END)[0]
         frames = _frames(rows)
         frames.reverse()
         threads.append(frames)
@@ -197,7 +201,7 @@ def _raised(verb: str, text: str) -> tuple[str, Frame] | None:
     return words, frame
 
 
-def learners_line(frames: list[Frame]) -> Frame | None:
+def learners_frame(frames: list[Frame]) -> Frame | None:
     """The innermost frame that the learner wrote."""
     for frame in reversed(frames):
         if frame.is_learners:

@@ -72,8 +72,9 @@ class WorkerMain:
         finally:
             self._park_until_killed()  # never returns: the rest of this rank's life
 
-    # `stacks.ENTRY_POINTS` names this method, `_report_failure` and `_park_until_killed`: a rank's
-    # stack begins there.
+    # `stacks` knows methods by their names. A rank's stack begins in this one, `_report_failure` or
+    # `_park_until_killed` (`ENTRY_POINTS`). If this one stands in `_call_function`, `_flush` or
+    # `_send`, the rank has joined the others (`AFTER_START`).
     def _run_function(
         self, fn: Callable, args: tuple, rendezvous: Rendezvous, backend: str | None
     ) -> None:
@@ -105,34 +106,38 @@ class WorkerMain:
         try:
             result = fn(*args)
         except BaseException as error:
-            self._end_what_was_forked(error)
+            if self._is_a_fork_of_the_rank():
+                self._exit_fork(error)
             if isinstance(error, SystemExit) and error.code in (None, 0):
                 return None
             raise
-        self._end_what_was_forked(None)
+        if self._is_a_fork_of_the_rank():
+            self._exit_fork(None)
         return result
 
-    def _end_what_was_forked(self, error: BaseException | None) -> None:
-        """If this is a process that the rank's function has forked, it ends here, as a program.
+    def _is_a_fork_of_the_rank(self) -> bool:
+        """Whether this process is none of the launcher's: the learner's function has forked it."""
+        return os.getpid() != self.pid
 
-        It has returned from that function as the rank will: left alone, it would send a result,
-        and the kernel would take it for the rank's.
+    def _exit_fork(self, error: BaseException | None) -> NoReturn:
+        """End this process, a fork of the rank, as a program ends.
+
+        It has returned from the learner's function as the rank will: left alone, it would send a
+        result, and the kernel would take that for the rank's.
 
         Args:
-            error: what the function raised there, if it did.
+            error: what the function raised in this process, if it did.
         """
-        if os.getpid() == self.pid:
-            return
         status = 0
         try:
-            status = self._tell_what_was_forked(error)
+            status = self._print_how_the_fork_ends(error)
             shutdown.flush_files()
             self._flush()
         finally:
             os._exit(status)
 
-    def _tell_what_was_forked(self, error: BaseException | None) -> int:
-        """Write into the rank's output how a forked process came here; returns its exit status."""
+    def _print_how_the_fork_ends(self, error: BaseException | None) -> int:
+        """Print why this process, a fork of the rank, ends; returns its exit status."""
         rank = self.handle.rank
         if isinstance(error, SystemExit):  # `sys.exit()` is how such a process should end
             if error.code is None:
@@ -161,7 +166,7 @@ class WorkerMain:
         transport.send(self.handle.worker_socket, kind, value)
 
     def _bind_to_kernel(self) -> None:
-        """Live as long as the kernel, in a process group of this rank's own."""
+        """Live as long as the kernel, in a process group of the system that only this rank has."""
         os.setpgid(0, 0)  # the stop button signals the kernel's group; the kernel stops its workers
         signal.set_wakeup_fd(-1)  # otherwise our signals would wake the kernel's event loop
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
@@ -229,7 +234,9 @@ class WorkerMain:
     def _park_until_killed(self) -> NoReturn:
         """Shut down as a program does, but hold the connections to peers until the kernel kills."""
         try:
-            if not self.has_reported:  # whatever was raised, no failure ends in silence
+            if not self.has_reported:
+                # `_report_failure` has failed as well. What it raised is on its way through the
+                # `finally` in which this runs; it's reported, since no failure ends in silence.
                 error = sys.exception()
                 if error is None:
                     error = RuntimeError(_("its end cannot be told"))

@@ -65,9 +65,8 @@ class WorkerGroup:
         self._rank_to_start = 0
         self._started_s = 0.0
         self._deadline_s = 0.0  # on the system's monotonic clock
-        self._hangs_for_ever = False  # a listener has proven it
         self._pressed: list[float] = []  # when the stop button was pressed
-        self._stop_is_done = False  # whoever had to be told to end was
+        self._ranks_may_need_stopping = True
 
     def output(self) -> list[str]:
         """What each rank has printed."""
@@ -138,8 +137,8 @@ class WorkerGroup:
             worker.kernel_socket.close()
             worker.output_reader.close()
             descendants = Descendants(self._pids)
-            rank = WorkerMain(worker, self._kernel_pid, self.listeners, descendants)
-            rank.run(fn, args, self._rendezvous, backend)
+            worker_main = WorkerMain(worker, self._kernel_pid, self.listeners, descendants)
+            worker_main.run(fn, args, self._rendezvous, backend)
         finally:
             os._exit(1)  # no rank goes on with what the kernel was doing
 
@@ -160,24 +159,31 @@ class WorkerGroup:
         self._pressed = pressed
         self._started_s = time.monotonic()
         self._deadline_s = self._started_s + self.timeout
-        running = self.workers
-        while running:
+        hang_is_proven = False
+        unsettled = self.workers
+        while unsettled:
             if self._pressed:
                 raise Stopped
-            if self._hangs_for_ever:
+            if hang_is_proven:
                 break
             seconds_left = self._renew_deadline()
             if seconds_left < 0:
                 break
-            self._poll(self.workers, seconds_left)
-            running = [worker for worker in self.workers if not worker.settled]
-        if running or self._failures():
-            error = self._error(running)
+            hang_is_proven = self._poll(self.workers, seconds_left)
+            unsettled = self._unsettled()
+        if unsettled or self._failures():
+            error = self._error(unsettled, hang_is_proven)
             self._stop()
             error.parts += self.unfinished
             raise error
         self._wait_until_ended()
         return [worker.result for worker in self.workers]
+
+    def _unsettled(self) -> list[WorkerHandle]:
+        return [worker for worker in self.workers if not worker.settled]
+
+    def _not_over(self) -> list[WorkerHandle]:
+        return [worker for worker in self.workers if not worker.is_over]
 
     def _failures(self) -> list[errors.Failure]:
         return [worker.failure for worker in self.workers if worker.failure]
@@ -198,26 +204,34 @@ class WorkerGroup:
             self._deadline_s = self._started_s + self.timeout
         return self._deadline_s - time.monotonic()
 
-    def _poll(self, awaited: Sequence[WorkerHandle], seconds_left: float) -> None:
-        """Wait for a moment until one of these ranks says something or ends; read all ranks."""
+    def _poll(self, awaited: Sequence[WorkerHandle], seconds_left: float) -> bool:
+        """Wait for a moment until one of these ranks says something or ends; read all ranks.
+
+        Returns:
+            Whether a listener has proven that the ranks will never be done.
+        """
         _wait_for_any(awaited, min(_POLL_S, seconds_left))
         for worker in self.workers:
             worker.read()
-        self._poll_listeners()
+        return self._poll_listeners()
 
-    def _poll_listeners(self, final: bool = False) -> None:
-        """Let the listeners look; one that fails is told of once, and ends no launch."""
-        self._hangs_for_ever = False
+    def _poll_listeners(self, final: bool = False) -> bool:
+        """Let the listeners look, and return what `_poll` does.
+
+        One that fails is told of once, and ends no launch.
+        """
+        hang_is_proven = False
         for listener in self.listeners:
             if listener in self._failed_listeners and not final:
                 continue
             try:
                 if listener.on_poll(self.workers, final):
-                    self._hangs_for_ever = True
+                    hang_is_proven = True
             except Exception as error:
                 if listener not in self._failed_listeners:
                     self._failed_listeners.append(listener)
                     _warn_about(listener, error)
+        return hang_is_proven
 
     def _wait_until_ended(self) -> None:
         """All ranks have returned: wait until they have ended as a program does, or time is up.
@@ -225,7 +239,7 @@ class WorkerGroup:
         Once the stop button is pressed, ranks have as long to save something as after a failure.
         """
         drained = DrainedQueues()
-        ending = self._not_ended()
+        ending = self._not_over()
         try:
             while ending:
                 if self._pressed:
@@ -236,14 +250,11 @@ class WorkerGroup:
                 self._poll(ending, seconds_left)
                 if _may_wait_for_a_reader(ending):
                     drained.take()
-                ending = self._not_ended()
+                ending = self._not_over()
         finally:
             drained.give_back()
-        self._stop_is_done = True
+        self._ranks_may_need_stopping = False  # each has ended by itself, or its time is up
         self._note_unfinished()
-
-    def _not_ended(self) -> list[WorkerHandle]:
-        return [worker for worker in self.workers if not worker.is_over]
 
     def _note_unfinished(self) -> None:
         """Say of each rank that had returned or failed how it did not end as a program does."""
@@ -261,16 +272,16 @@ class WorkerGroup:
                     continue  # it was on its way to its end, and waited for nothing
                 self.unfinished.append(_was_stopped(worker))
 
-    def _error(self, running: list[WorkerHandle]) -> errors.WorkerError:
+    def _error(self, unsettled: list[WorkerHandle], hang_is_proven: bool) -> errors.WorkerError:
         """What went wrong; a listener may say it better."""
         now = time.monotonic()
         failures = self._failures()
         stacks: StacksByRank = {}
         if failures:
-            error = self._worker_error(failures, running)
+            error = self._worker_error(failures, unsettled)
         else:
-            stacks = self._stacks(running)
-            seconds = math.inf if self._hangs_for_ever else self.timeout
+            stacks = self._stacks(unsettled)
+            seconds = math.inf if hang_is_proven else self.timeout
             error = errors.worker_timeout(stacks, self.output(), seconds, now)
         self._let_listeners_explain(stacks, error)
         if not failures:
@@ -293,64 +304,66 @@ class WorkerGroup:
                 error.add_note(note)
 
     def _worker_error(
-        self, failures: list[errors.Failure], running: list[WorkerHandle]
+        self, failures: list[errors.Failure], unsettled: list[WorkerHandle]
     ) -> errors.WorkerError:
         error = errors.worker_error(failures, self.world_size, self.output())
         root_cause = error.failures[0]
-        winner = self._winner_of_port(root_cause, running)
+        winner = self._winner_of_port(root_cause, unsettled)
         if winner is not None:
             return errors.race_error(failures, winner, self.world_size, self.output())
-        if root_cause.echo != echoes.WAITED or not running:
+        if root_cause.echo != echoes.WAITED or not unsettled:
             return error
         # A rank gave up waiting for others, so it helps to know where those are.
-        stacks = self._stacks(running)
-        stacks_of_running = {worker.rank: stacks[worker.rank] for worker in running}
-        return errors.worker_error(failures, self.world_size, self.output(), stacks_of_running)
+        stacks = self._stacks(unsettled)
+        stacks_of_unsettled = {worker.rank: stacks[worker.rank] for worker in unsettled}
+        return errors.worker_error(failures, self.world_size, self.output(), stacks_of_unsettled)
 
     def _winner_of_port(
-        self, root_cause: errors.Failure, running: list[WorkerHandle]
+        self, root_cause: errors.Failure, unsettled: list[WorkerHandle]
     ) -> int | None:
         """The rank that listens on the port that a failed one wanted; None if that is not why."""
         port = ports.port_in_use(root_cause.headline)
         if port is None:
             return None
-        pids = {worker.rank: worker.pid for worker in running}
+        pids = {worker.rank: worker.pid for worker in unsettled}
         return ports.who_listens(port, pids)
 
-    def _stacks(self, running: list[WorkerHandle]) -> StacksByRank:
+    def _stacks(self, unsettled: list[WorkerHandle]) -> StacksByRank:
         """Where every rank is, as `Listener.on_error` gets it."""
-        for worker in running:
+        for worker in unsettled:
             worker.request_stack()
         deadline = Deadline(_STACK_S)
-        silent = running
-        while silent and not deadline.is_over():
+        late = unsettled
+        while late and not deadline.is_over():
             time.sleep(0.02)
-            silent = [worker for worker in silent if not worker.has_written_stack()]
+            late = [worker for worker in late if not worker.has_written_stack()]
+            for worker in late:
+                worker.ask_again_if_late()
         stacks: StacksByRank = {worker.rank: None for worker in self.workers}
-        for worker in running:
+        for worker in unsettled:
             stacks[worker.rank] = from_dump(worker.read_stack())
         return stacks
 
     def _stop(self) -> None:
         """End all ranks as `torchrun` does: SIGTERM, then 1 s; SIGKILL follows in `close`."""
-        if self._stop_is_done:
+        if not self._ranks_may_need_stopping:
             return
-        self._stop_is_done = True
-        working = [worker for worker in self.workers if not worker.settled]
+        self._ranks_may_need_stopping = False
+        unsettled = self._unsettled()
         # All of them stand still before the first one ends: the others would notice and say so.
-        for worker in working:
+        for worker in unsettled:
             worker.signal_all(signal.SIGSTOP)
-        for worker in working:
+        for worker in unsettled:
             worker.terminate()
-        for worker in working:
+        for worker in unsettled:
             worker.signal_all(signal.SIGCONT)
         deadline_s = time.monotonic() + _TERMINATE_S
-        ending = self._not_ended()
+        ending = self._not_over()
         while ending and time.monotonic() < deadline_s:
             _wait_for_any(ending, _POLL_S)
             for worker in self.workers:
                 worker.read()
-            ending = self._not_ended()
+            ending = self._not_over()
         self._note_unfinished()
 
     def close(self) -> None:
@@ -360,7 +373,7 @@ class WorkerGroup:
         """
         steps: list[Callable[[], object]] = [self._stop]
         for worker in self.workers:
-            steps.append(worker.signal_all)
+            steps.append(worker.kill_all)
         for worker in self.workers:
             steps.append(worker.reap)
         steps.append(partial(self._poll_listeners, final=True))
@@ -424,7 +437,7 @@ def _warn_about(listener: Listener, error: Exception) -> None:
 
 
 def _has_left_its_rank(pid: int, ranks: set[int]) -> bool:
-    """Whether a process lives on in a process group that is none of the ranks'."""
+    """Whether a process lives on in a process group of the system that is none of the ranks'."""
     try:
         return os.getpgid(pid) not in ranks
     except OSError:  # it's gone

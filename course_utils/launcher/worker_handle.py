@@ -6,7 +6,6 @@ import errno
 import os
 import signal
 import socket
-from collections.abc import Callable
 from io import FileIO
 from typing import Any
 
@@ -110,7 +109,8 @@ class WorkerHandle:
         return self.has_shut_down or self.status is not None or not self.pid
 
     @property
-    def _is_running(self) -> bool:
+    def _is_alive(self) -> bool:
+        """Whether there is a process, as far as it was looked at."""
         return bool(self.pid) and self.status is None
 
     def waitables(self) -> list[socket.socket | FileIO]:
@@ -127,7 +127,7 @@ class WorkerHandle:
     def read(self) -> None:
         """Take in everything that has arrived, and notice the end."""
         # First, so that all it sent before its end is read below, and counts.
-        has_just_died = self._is_running and self._reap(os.WNOHANG)
+        has_just_died = self._is_alive and self._reap(os.WNOHANG)
         self._read_output()
         self._read_messages()
         if not has_just_died or self._was_told_to_end:
@@ -151,36 +151,48 @@ class WorkerHandle:
                 looks = os.WEXITED | os.WNOWAIT | flags
                 if os.waitid(os.P_PID, self.pid, looks) is None:
                     return False
-                self._signal(signal.SIGKILL, os.killpg)  # until it's reaped, its group is its own
+                # Before it is reaped, so that its group's number can't be that of a new one.
+                self._signal_group(signal.SIGKILL)
             pid, status = os.waitpid(self.pid, flags)
             if not pid:
                 return False
             if not can_look_first:
-                self._signal(signal.SIGKILL, os.killpg)
+                self._signal_group(signal.SIGKILL)
             self.status = os.waitstatus_to_exitcode(status)
         except ChildProcessError:
             self.status = errors.UNKNOWN_STATUS
         return True
 
-    def _signal(self, number: int, send: Callable[[int, int], None] = os.kill) -> None:
-        with contextlib.suppress(OSError):  # it's gone, and may have been reaped by nobody here
-            send(self.pid, number)
+    # The process may be gone, and reaped by nobody here: then no signal can be sent.
+    def _signal_process(self, number: int) -> None:
+        with contextlib.suppress(OSError):
+            os.kill(self.pid, number)
 
-    def signal_all(self, number: int = signal.SIGKILL) -> None:
-        """Send a signal to the rank and to whatever it has started: by default, end all of it."""
-        if self._is_running:
-            self._signal(number, os.killpg)
-            self._signal(number)
+    def _signal_group(self, number: int) -> None:
+        """Send a signal to the process group of the rank, in which is what it has started."""
+        with contextlib.suppress(OSError):
+            os.killpg(self.pid, number)
+
+    def signal_all(self, number: int) -> None:
+        """Send a signal to the rank and to whatever it has started."""
+        if self._is_alive:
+            self._signal_group(number)
+            self._signal_process(number)  # it has no group of its own yet if it was just forked
+
+    def kill_all(self) -> None:
+        """End the rank and whatever it has started."""
+        self.signal_all(signal.SIGKILL)
 
     def terminate(self) -> None:
         """Send SIGTERM, as `torchrun` does to a rank that is to stop because another failed."""
         self._was_told_to_end = True
-        if self._is_running:
-            self._signal(signal.SIGTERM, _signal_main_thread)
+        if self._is_alive:
+            with contextlib.suppress(OSError):
+                _signal_main_thread(self.pid, signal.SIGTERM)
 
     def reap(self) -> None:
         """Wait for the end of a rank that was killed."""
-        if self._is_running:
+        if self._is_alive:
             self._reap()
         self._read_output()
 
@@ -192,16 +204,18 @@ class WorkerHandle:
         self.stack_file.truncate()
         self._answer_deadline = Deadline(_ASK_AGAIN_S)
         in_python, _in_c = self.stack_signals
-        self._signal(in_python)
+        self._signal_process(in_python)
 
     def has_written_stack(self) -> bool:
-        """Whether all frames are there; if they aren't for long, asks in the other way."""
-        is_written = bool(WRITTEN.search(self.read_stack()))
-        if not is_written and self._answer_deadline.is_over():
+        """Whether all frames are there; until they are, `ask_again_if_late` should be called."""
+        return bool(WRITTEN.search(self.read_stack()))
+
+    def ask_again_if_late(self) -> None:
+        """Ask for the stack in the other way, from C, if the rank is slow to answer."""
+        if self._answer_deadline.is_over():
             self._answer_deadline = Deadline(_ASK_AGAIN_S)
             _in_python, in_c = self.stack_signals
-            self._signal(in_c)
-        return is_written
+            self._signal_process(in_c)
 
     def read_stack(self) -> str:
         """What `stack_writer` or faulthandler has written about this rank, also at a crash."""

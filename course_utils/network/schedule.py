@@ -47,7 +47,7 @@ class Schedule:
         pairs = []
         collectives = []
         for meeting in meetings(events, world_size):
-            kind = meeting.key[0]
+            kind = meeting.key.form
             if kind == "message":
                 pairs.append(meeting)
             elif kind == "collective":

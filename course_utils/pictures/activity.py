@@ -220,7 +220,7 @@ def _arrows_in_real_time(trace: Trace, to_us: Callable[[float], float]) -> list[
     """A message that has come: from when it was sent until its receiver had it."""
     arrows = []
     for meeting in meetings(trace, trace.world_size):
-        if meeting.key[0] != "message":
+        if meeting.key.form != "message":
             continue
         source, target = meeting.members
         sent = meeting.calls.get(source)

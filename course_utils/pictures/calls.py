@@ -58,7 +58,7 @@ def plot_calls(source: WorkerTimeout | Trace | Explanation) -> None:
     events, world_size, open_calls = _recorded(source)
     collectives = []
     for meeting in meetings(events, world_size):
-        if meeting.key[0] == "collective":
+        if meeting.key.form == "collective":
             collectives.append(meeting)
     if not collectives:
         raise ValueError("no rank is known to have called a collective: look at its messages")

@@ -11,24 +11,27 @@ from typing import NamedTuple
 from course_utils.launcher.language import _, english
 from course_utils.launcher.stacks import Frame
 
-Key = tuple[object, ...]
 # Flags of an event, to be combined with `|`. They are plain integers, since a rank combines them at
-# every call and writes them into a row of the record's memory.
+# every call and writes them into a row of the record's memory. Recordings that are kept have them,
+# so none changes its number.
+#
+# Of a call:
 ASYNC = 1  # the caller got control back before the operation was complete
 FORWARD = 2  # called by DDP's forward pass
 EVALUATES = 4  # likewise, of a model in evaluation mode
 BACKWARD = 8  # called by a backward pass
 DDP_INIT = 16  # called by the constructor of DDP
-UNFINISHED = 32  # of a "return": a backward pass left buckets of DDP that were never reduced
-MAY_TIME_OUT = 64  # the group's own timer may end the wait for it; of a "return": a thread runs on
+MAY_TIME_OUT = 64  # the group's own timer may end the wait for it
 USER_THREAD = 128  # called by a thread that the learner started
 QUEUED = 256  # it returned as soon as it was queued on the GPU
 JOINS = 512  # called at the end of DDP's join
-# Mistakes.
-SHARED = 1024  # of a call: its results share memory
-UNWAITED = 2048  # of a call: nobody has waited for it
-UNAVERAGED = 4096  # of a "return": a DDP model was trained on gradients that nobody averaged
-UNHEARD = 8192  # of a "return": likewise some of its parameters, for which DDP did not listen
+SHARED = 1024  # a mistake: its results share memory
+UNWAITED = 2048  # a mistake: nobody has waited for it
+# Of a "return", which stands for the end of a rank's function:
+UNFINISHED = 32  # a mistake: a backward pass left buckets of DDP that were never reduced
+UNAVERAGED = 4096  # a mistake: a DDP model was trained on gradients that nobody averaged
+UNHEARD = 8192  # likewise some of its parameters, for which DDP did not listen
+THREADS_LEFT = 16384  # threads that the function has started run on, and may call something
 
 
 class Kind(NamedTuple):
@@ -96,7 +99,7 @@ class Event:
     # Counted from 1: the rank's collectives in this group, its messages from or to this peer with
     # this tag, or its calls of `new_group`; 0 where they were not counted.
     number: int = 0
-    line: tuple[str, int, str] | None = None  # file, number and function of the learner's line
+    line: tuple[str, int, str] | None = None  # file, number and function, as in `frame`
     flags: int = 0  # what else is known, such as FORWARD: DDP called it
     # Of a "return", by DDP model: how many gradients were seen, and a checksum of its last weights.
     weights: tuple[tuple[int, int], ...] = ()
@@ -146,11 +149,18 @@ class Event:
             return _("outside of your code")
         return _("{place}: {code}", place=self._place_in_words(), code=self.code)
 
+    @property
+    def frame(self) -> Frame | None:
+        """The learner's line; None if no code of the learner's led to this event."""
+        if self.line is None:
+            return None
+        return Frame(*self.line)
+
     def _place_in_words(self) -> str:
         """In the learner's language; in English if only the kernel that recorded knows the cell."""
-        if self.line is None:
+        frame = self.frame
+        if frame is None:
             return self.place
-        frame = Frame(*self.line)
         with english():
             is_known_here = frame.place == self.place
         return frame.place if is_known_here else self.place
@@ -165,6 +175,34 @@ class Log:
 
     events: tuple[Event, ...]
     complete: bool
+
+
+class MessageKey(NamedTuple):
+    """What the sends and receives have in common that meet each other."""
+
+    form: str  # "message"
+    sender: int | None  # global ranks, as in `Event`; None if any rank may send
+    receiver: int
+    tag: int | None
+    group_name: str
+    group: tuple[int, ...]
+
+
+class CollectiveKey(NamedTuple):
+    """What the collectives have in common that meet each other: their group."""
+
+    form: str  # "collective"
+    group_name: str
+    group: tuple[int, ...]
+
+
+class NewGroupKey(NamedTuple):
+    """All calls of `new_group` are counted together: every rank makes every group."""
+
+    form: str = "new_group"
+
+
+Key = MessageKey | CollectiveKey | NewGroupKey
 
 
 class Meeting(NamedTuple):
@@ -189,12 +227,14 @@ def key_of(event: Event) -> Key | None:
     if kind in ("wait", "return"):
         return None
     if kind == "new_group":
-        return ("new_group",)
+        return NewGroupKey()
     if kind == "send":
-        return "message", event.rank, event.peer, event.tag, event.group_name, event.group
-    if kind == "recv":
-        return "message", event.peer, event.rank, event.tag, event.group_name, event.group
-    return "collective", event.group_name, event.group
+        sender, receiver = event.rank, event.peer
+    elif kind == "recv":
+        sender, receiver = event.peer, event.rank
+    else:
+        return CollectiveKey("collective", event.group_name, event.group)
+    return MessageKey("message", sender, receiver, event.tag, event.group_name, event.group)
 
 
 def meetings(events: Iterable[Event], world_size: int) -> list[Meeting]:
@@ -229,8 +269,8 @@ def meetings(events: Iterable[Event], world_size: int) -> list[Meeting]:
 
 def _members(key: Key, event: Event, world_size: int) -> tuple[int | None, ...]:
     """Who takes part in the meeting of this event; see `Meeting.members`."""
-    if key[0] == "new_group":
-        return tuple(range(world_size))
-    if key[0] == "message":
-        return key[1:3]
-    return event.group
+    if isinstance(key, MessageKey):
+        return key.sender, key.receiver
+    if isinstance(key, CollectiveKey):
+        return key.group
+    return tuple(range(world_size))

@@ -22,18 +22,18 @@ from course_utils.record.event import (
     USER_THREAD,
 )
 
-C10D = c10d.__file__
+C10D_FILE = c10d.__file__
 _LOGGER = torch_private.find("torch.distributed.c10d_logger:__file__")
 _DDP = ddp.__file__
 _JOIN = torch_private.find("torch.distributed.algorithms.join:__file__")
-# Calls of DDP and of its join are asynchronous, and only notify other ranks: nobody waits for them.
+# Files whose asynchronous calls only notify other ranks, so that nobody ever waits for them.
 _NOTIFIERS = (_DDP, _JOIN)
 # Python sees autograd's threads as dummies.
 _NO_USER_THREADS = (type(threading.main_thread()), threading._DummyThread)
 _RUNS_BACKWARD = "_engine_run_backward"
-# Code between torch's functions that only passes on its arguments.
+# Code of the course's that stands between torch's functions and only passes on their arguments.
 UNSEEN: set[CodeType] = set()
-# Likewise, where a mode, such as a counter of operations, sees every call.
+# Files of torch whose code does likewise, where a mode, such as a counter, sees every operation.
 _TORCH = os.path.dirname(torch.__file__)
 _MODES = ("_ops.py", "utils/flop_counter.py", "_dynamo/eval_frame.py", "_compile.py")
 _MODE_FILES = {os.path.join(_TORCH, *path.split("/")) for path in _MODES}
@@ -86,26 +86,38 @@ def flags_of(library_frames: list[FrameType]) -> int:
 
 
 def is_blocking(library_frames: list[FrameType], learner_frame: FrameType | None) -> bool:
-    """Whether the code that asked for an asynchronous operation waits for it at once."""
+    """Whether the code that asked for an asynchronous operation waits for it at once.
+
+    Args:
+        library_frames: As `split` returns them.
+        learner_frame: Likewise.
+    """
     if not library_frames:
-        return learner_frame is not None  # torch's threads have no frames
+        # The learner's code has called C++, which waits before it returns. A call without any
+        # frames comes from a thread of torch's, and nobody waits there.
+        is_called_by_learner = learner_frame is not None
+        return is_called_by_learner
     innermost = library_frames[0].f_code
-    if innermost.co_filename != C10D:  # torch's own C++, which waits before it returns
-        return innermost.co_name != _RUNS_BACKWARD
-    asking = innermost
+    if innermost.co_filename != C10D_FILE:
+        # A library has called C++, which waits before it returns, except in a backward pass.
+        runs_backward = innermost.co_name == _RUNS_BACKWARD
+        return not runs_backward
+    asking = innermost  # for the function of torch.distributed, whose decorators are passed over
     for frame in library_frames[1:]:
         if frame.f_code.co_filename != _LOGGER:
             asking = frame.f_code
             break
-    if asking.co_filename == C10D and asking is not innermost:  # dist.send calls isend and waits
-        return asking.co_name in KINDS and KINDS[asking.co_name].message
-    return asking.co_filename in _NOTIFIERS
+    if asking.co_filename == C10D_FILE and asking is not innermost:
+        is_send_or_recv = asking.co_name in KINDS and KINDS[asking.co_name].message
+        return is_send_or_recv  # dist.send calls isend, and waits for that
+    is_notifier = asking.co_filename in _NOTIFIERS
+    return is_notifier
 
 
 def is_direct(library_frames: list[FrameType], learner_frame: FrameType | None) -> bool:
     """Whether the learner's own line called torch.distributed, with nothing in between."""
     files = {frame.f_code.co_filename for frame in library_frames}
-    return learner_frame is not None and bool(files) and files <= {C10D, _LOGGER}
+    return learner_frame is not None and bool(files) and files <= {C10D_FILE, _LOGGER}
 
 
 def operator(library_frames: list[FrameType]) -> Any:
@@ -116,7 +128,7 @@ def operator(library_frames: list[FrameType]) -> Any:
             return "sum"  # DDP's reducer divides by the world size, then sums
     for frame in library_frames:
         # Functional collectives have it in "reduceOp".
-        argument = "op" if frame.f_code.co_filename == C10D else "reduceOp"
+        argument = "op" if frame.f_code.co_filename == C10D_FILE else "reduceOp"
         op = frame.f_locals.get(argument)
         if op:
             return op

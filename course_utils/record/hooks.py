@@ -31,11 +31,19 @@ from course_utils.launcher.stack_writer import frames_of_threads
 from course_utils.launcher.stacks import Frame
 from course_utils.launcher.torch_private import C10D
 from course_utils.record import cuda_times, frames, layouts
-from course_utils.record.event import ASYNC, KINDS, MAY_TIME_OUT, QUEUED, SHARED, Kind
-from course_utils.record.memory import ISSUED, ON_ITS_WAY, Part, Row
+from course_utils.record.event import (
+    ASYNC,
+    KINDS,
+    MAY_TIME_OUT,
+    QUEUED,
+    SHARED,
+    THREADS_LEFT,
+    Kind,
+)
+from course_utils.record.memory import Part, Row
 from course_utils.record.models import Models
 from course_utils.record.unwaited import Unwaited
-from course_utils.record.waits import Waits
+from course_utils.record.waits import Entry, Waits
 
 _NEEDED = (
     "torch._C._distributed_c10d:HookOpName",
@@ -104,18 +112,19 @@ class Recorder:
         for name in _NEEDED:
             if torch_private.find(name) is None:
                 raise RuntimeError(f"calls cannot be recorded: this torch has no {name}")
-        torch_private.wrap(f"{C10D}:_register_pg_in_world", self._hooking)
-        torch_private.wrap(f"{C10D}:_process_group_name", self._noting)
-        torch_private.wrap("torch.nn.parallel:DistributedDataParallel.__init__", self._following)
-        torch_private.wrap(f"{C10D}:Store.get", _seen_in_stacks)
-        torch_private.wrap(f"{C10D}:Store.wait", _seen_in_stacks)
+        ddp_constructor = "torch.nn.parallel:DistributedDataParallel.__init__"
+        torch_private.wrap(f"{C10D}:_register_pg_in_world", self._wrap_register)
+        torch_private.wrap(f"{C10D}:_process_group_name", self._wrap_make_name)
+        torch_private.wrap(ddp_constructor, self._wrap_ddp_constructor)
+        torch_private.wrap(f"{C10D}:Store.get", _wrap_wait_in_store)
+        torch_private.wrap(f"{C10D}:Store.wait", _wrap_wait_in_store)
         self.unwaited.listen()
         if self.traces:
             self.waits.listen()
         os.register_at_fork(after_in_child=self._fall_silent)
 
-    def _hooking(self, register: Callable) -> Callable:
-        """The function that torch gives every new group to."""
+    def _wrap_register(self, register: Callable) -> Callable:
+        """Extend the function that torch gives every new group to: the group gets our hooks."""
 
         def register_and_hook(pg: c10d.ProcessGroup, *args: Any, **options: Any) -> None:
             register(pg, *args, **options)
@@ -124,8 +133,11 @@ class Recorder:
 
         return register_and_hook
 
-    def _noting(self, make_name: Callable) -> Callable:
-        """The function that makes the name of a new group, also in ranks that are no members."""
+    def _wrap_make_name(self, make_name: Callable) -> Callable:
+        """Extend the function that names a new group: the rank's call of `new_group` is noted.
+
+        Every rank calls it, also one that will be no member.
+        """
 
         def note_and_make_name(ranks: Any, *args: Any, **options: Any) -> str:
             if ranks:  # the group of all ranks is made without any
@@ -134,14 +146,14 @@ class Recorder:
 
         return note_and_make_name
 
-    def _following(self, construct: Callable) -> Callable:
-        """The constructor of DDP."""
+    def _wrap_ddp_constructor(self, construct: Callable) -> Callable:
+        """Extend the constructor of DDP: the model is followed."""
 
-        def wrap_and_follow(model: DistributedDataParallel, *args: Any, **options: Any) -> None:
+        def make_and_follow(model: DistributedDataParallel, *args: Any, **options: Any) -> None:
             construct(model, *args, **options)
             self.carefully(self.models.follow, model)
 
-        return wrap_and_follow
+        return make_and_follow
 
     def _fall_silent(self) -> None:
         """In a process that a rank has forked, such as a DataLoader's worker: it is no rank."""
@@ -149,11 +161,11 @@ class Recorder:
         self.unwaited.forget()
         self.waits.pending.clear()
 
-    def returned(self) -> None:
+    def note_return(self) -> None:
         """Write down that the learner's function has returned."""
         flags = self.models.flags()
         if frames_of_threads():
-            flags |= MAY_TIME_OUT
+            flags |= THREADS_LEFT
         else:
             self.unwaited.note_all()
         fields = {"kind": "return", "bytes": 0, "group": (), "weights": self.models.checksums()}
@@ -172,93 +184,116 @@ class Recorder:
         group = _Group(process_group, self.launch_timeout_s)
 
         def before(call: Any) -> None:
+            caller = sys._getframe(1)
             if self.forked:
-                _refuse(call)
-            self.carefully(self._before, group, call)
+                _refuse(call, caller)
+            self.carefully(self._before, group, call, caller)
 
         def after(call: Any) -> None:
-            self.carefully(self._after, group, call)
+            self.carefully(self._after, group, call, sys._getframe(1))
 
-        frames.UNSEEN.update((before.__code__, after.__code__))
         # The hooks run amid code that torch.compile may be compiling: it would compile them as well
         # and warn about it.
         process_group.register_pre_hook(_HOOK, torch.compiler.disable(before))
         process_group.register_post_hook(_HOOK, torch.compiler.disable(after))
 
-    def _before(self, group: "_Group", call: Any) -> None:
-        """Write a call down before it is issued."""
+    def _before(self, group: "_Group", call: Any, caller: FrameType) -> None:
+        """Write a call down before it is issued.
+
+        Args:
+            group: The group that is called.
+            call: What torch tells its hook.
+            caller: The frame out of which the group is called.
+        """
         operation = _operations().get(call.name.value)
         if operation is None:
             return
-        library_frames, learner_frame = frames.split(sys._getframe(1).f_back)
+        library_frames, learner_frame = frames.split(caller)
         inputs, outputs = call.input_tensors, call.output_tensors
         tensors = inputs or outputs or [_NO_TENSOR]
         device = tensors[0].device.type
+        waits_later = call.async_op and not frames.is_blocking(library_frames, learner_frame)
+        is_direct = frames.is_direct(library_frames, learner_frame)
+
         fields = _fields(group, operation, call, tensors, library_frames)
         fields["layout"] = layouts.describe(operation.name, operation.listed, inputs, outputs)
-        later = call.async_op and not frames.is_blocking(library_frames, learner_frame)
-        is_direct = frames.is_direct(library_frames, learner_frame)
-        flags = frames.flags_of(library_frames)
-        if later:
+        flags = frames.flags_of(library_frames) | group.flags_for(device)
+        if waits_later:
             flags |= ASYNC
-        if group.queues(device):
-            flags |= QUEUED
-        if group.may_time_out:
-            flags |= MAY_TIME_OUT
         if is_direct and layouts.share_memory(outputs):
             flags |= SHARED
         self.models.note(sum(tensor.numel() for tensor in inputs), flags)
-        if operation.name == "barrier" and not later:
+        if operation.name == "barrier" and not waits_later:
             self.unwaited.end_by_barrier(fields["group_name"])
-        # If a thread does nothing else, it was asked for when that was started, see `Waits`.
-        start_s = vars(threading.current_thread()).pop("started_s", 0)
-        if learner_frame:
-            start_s = 0
-        counted = _counted_by(fields, operation)
-        issued = self.writer.write(fields, learner_frame, counted, flags, ON_ITS_WAY, start_s)
-        issued.learner_has_work = is_direct and later and operation.name != "send"
-        if self.traces or issued.learner_has_work:
-            group.issuing[call.op_id] = issued
-        if self.traces and flags & QUEUED and cuda_times.usable(device):
-            self.times.begin(issued)
 
-    def _after(self, group: "_Group", call: Any) -> None:
-        """A call was issued: follow its work."""
-        issued = group.issuing.pop(call.op_id, None)
-        if issued is None:
+        counted = _counted_by(fields, operation)
+        start_s = _asked_for_s(learner_frame)
+        row = self.writer.write(fields, learner_frame, counted, flags, start_s=start_s)
+        row.learner_has_work = is_direct and waits_later and operation.name != "send"
+        if self.traces or row.learner_has_work:
+            group.row_of[call.op_id] = row
+        if self.traces and flags & QUEUED and cuda_times.usable(device):
+            self.times.begin(row)
+
+    def _after(self, group: "_Group", call: Any, caller: FrameType) -> None:
+        """A call was issued: follow its work. The arguments are those of `_before`."""
+        row = group.row_of.pop(call.op_id, None)
+        if row is None:
             return
         work = call.work
-        entry = work, issued  # one for both tables: in each of its own the other would count
-        if work is not None and issued.learner_has_work:
+        # Both tables get the same entry: `somebody_has` counts who holds the work, and a second
+        # entry would count as somebody.
+        entry = Entry(work, row)
+        if work is not None and row.learner_has_work:
             self.unwaited.follow(entry)
         if not self.traces:
             return
-        issued.of = ISSUED
-        self.times.follow(issued, call)
+        row.was_issued = 1
+        self.times.follow(row, call)
         if work is not None:
-            self.waits.follow(call, entry, frames.caller(sys._getframe(1).f_back))
+            self.waits.follow(call, entry, frames.caller(caller))
 
 
 class _Group:
     """What the hooks of a process group know of it; they must not keep it alive."""
 
     def __init__(self, process_group: c10d.ProcessGroup, launch_timeout_s: float) -> None:
-        self.may_time_out = _has_short_timeout(process_group, launch_timeout_s)
-        self.issuing: dict[int, Row] = {}  # by torch's number of the call
+        self.row_of: dict[int, Row] = {}  # of each call that is being issued, by torch's number
+        self._may_time_out = _has_short_timeout(process_group, launch_timeout_s)
         self._group = weakref.ref(process_group)
-        self._queues: dict[str, bool] = {}  # by kind of device
+        self._flags: dict[str, int] = {}  # by kind of device
 
     def ranks_and_name(self) -> tuple[tuple[int, ...], str]:
         """Its global ranks in its order, and its name."""
         group = self._group()
         return tuple(c10d.get_process_group_ranks(group)), group.group_name
 
-    def queues(self, device: str) -> bool:
-        """Whether calls for such a device return as soon as they are queued, as NCCL's do."""
-        if device not in self._queues:
+    def flags_for(self, device: str) -> int:
+        """The flags that all calls have whose tensors are on such a device.
+
+        QUEUED: calls return as soon as they are queued, as NCCL's do.
+        """
+        if device not in self._flags:
+            flags = 0
+            if self._may_time_out:
+                flags |= MAY_TIME_OUT
             backend = _backend(self._group(), device)
-            self._queues[device] = backend is not None and backend.name() not in _BLOCKING_BACKENDS
-        return self._queues[device]
+            if backend is not None and backend.name() not in _BLOCKING_BACKENDS:
+                flags |= QUEUED
+            self._flags[device] = flags
+        return self._flags[device]
+
+
+def _asked_for_s(learner_frame: FrameType | None) -> float:
+    """When a call was asked for, on the system's monotonic clock; 0 for now.
+
+    A thread without a line of the learner's exists for the sake of its first call, which was asked
+    for when the thread was started. `Waits` has noted that time at the thread.
+    """
+    thread_start_s = vars(threading.current_thread()).pop("started_s", 0.0)
+    if learner_frame is not None:
+        return 0.0
+    return thread_start_s
 
 
 def _fields(
@@ -316,10 +351,14 @@ def _counted_by(fields: dict[str, Any], operation: _Operation) -> tuple:
     return (*collective, operation.name, fields["peer"], fields["tag"])
 
 
-def _refuse(call: Any) -> None:
+def _refuse(call: Any, caller: FrameType) -> None:
     """Refuse a call in a process that a rank has forked.
 
     No thread of the rank's group is there, so the call would never end.
+
+    Args:
+        call: What torch tells its hook.
+        caller: The frame out of which the group is called.
 
     Raises:
         RuntimeError: Always, unless the operation is unknown here.
@@ -328,7 +367,7 @@ def _refuse(call: Any) -> None:
     if operation is None:
         return
     kind = operation.name
-    _library_frames, learner_frame = frames.split(sys._getframe(2))
+    _library_frames, learner_frame = frames.split(caller)
     where = ""
     if learner_frame:
         code = learner_frame.f_code
@@ -349,10 +388,13 @@ def _refuse(call: Any) -> None:
     )
 
 
-def _seen_in_stacks(ask: Callable) -> Callable:
-    """Give a call of the store, which waits in C++ until its key is there, a frame in Python."""
+def _wrap_wait_in_store(ask: Callable) -> Callable:
+    """Give a call of the store, which waits in C++ until its key is there, a frame in Python.
 
-    def wait_in_the_store(*args: Any, **options: Any) -> Any:  # the report of a hang knows its name
+    So it is seen in stacks: the report of a hang knows the name of the function within.
+    """
+
+    def wait_in_the_store(*args: Any, **options: Any) -> Any:
         return ask(*args, **options)
 
     return wait_in_the_store

@@ -29,34 +29,46 @@ _WHOLE_ROWS = 8 << 20  # rows of a whole record; a file takes only the pages tha
 _DESC_BYTES = 2 << 20  # room for descriptions beside a ring
 _WHOLE_DESC_BYTES = 448 << 20  # likewise in a whole record
 _MAX_COUNTS = 100_000  # counts of calls that a rank keeps beside a ring; 30 MB
-ISSUED, ON_ITS_WAY = -1, -2  # in `Row.of`
+_NONE = -1  # in `Row.waits_for` and `Row.peer`
 
 
 class _Head(ctypes.Structure):
     _fields_ = [
-        ("rows", c_int64),  # how many rows have been written
+        ("rows_written", c_int64),  # ever; in a ring only the last ones are still there
         ("desc_bytes", c_int64),  # how many bytes of descriptions have been written
-        ("first", c_int64),  # the first row whose description is still there
+        ("first", c_int64),  # the index of the first row whose description is still there
         ("wrong", c_int64),  # 1 if none of it can be relied on
     ]
 
 
 class Row(ctypes.Structure):
-    """One event. The rank that writes it also has its `index` and `fields`."""
+    """One event, as it lies in the memory.
+
+    A rank that writes a row gives it three attributes for itself, which don't lie there:
+
+    Attributes:
+        index: how many rows the rank had written before.
+        fields: its description.
+        learner_has_work: for a call, whether the learner gets its work and may wait for it.
+    """
 
     _fields_ = [
-        ("call", c_int64),  # the number of its description, from 0
+        ("description", c_int64),  # the number of its description, from 0
         ("number", c_int64),  # as in `Event`
         ("flags", c_int64),  # likewise
-        # For a wait, the row of the call waited for. For a call, ON_ITS_WAY, and with trace=True
-        # ISSUED once it was handed to its backend.
-        ("of", c_int64),
+        ("waits_for", c_int64),  # of a wait, the index of the row of the call waited for; else -1
         ("peer", c_int64),  # who sent, if the receiver could not know before; otherwise -1
         ("start_s", c_double),  # on the system's monotonic clock, as are the other times
         ("end_s", c_double),  # 0 if nobody saw the end
         ("began_s", c_double),  # of the work of a queued call; 0 if it was not seen
         ("done_s", c_double),  # likewise, the end of that work
+        ("was_issued", c_int64),  # of a call, with trace=True: 1 once its backend has it
     ]
+
+    @property
+    def is_wait(self) -> bool:
+        """Whether it is a wait for a call; otherwise it's a call, or what meets nobody."""
+        return self.waits_for >= 0
 
     def finish(self) -> None:
         """Note that the event is over; whoever says so first counts."""
@@ -70,15 +82,15 @@ Rows = list[tuple[dict[str, Any], Row]]  # each with its description, the fields
 
 def make_parts(world_size: int, keep_all: bool) -> list["Part"]:
     """Make the memory, before the fork. It exists as long as any of its parts does."""
-    rows = _WHOLE_ROWS if keep_all else KEPT + 1  # one row of the ring may be half written
+    slot_count = _WHOLE_ROWS if keep_all else KEPT + 1  # one row of the ring may be half written
     desc_bytes = _WHOLE_DESC_BYTES if keep_all else _DESC_BYTES
-    part_bytes = _HEAD_BYTES + rows * _ROW_BYTES + desc_bytes
+    part_bytes = _HEAD_BYTES + slot_count * _ROW_BYTES + desc_bytes
     with os.fdopen(transport.anonymous_file("record"), "r+b") as file:
         file.truncate(world_size * part_bytes)
         shared = mmap.mmap(file.fileno(), 0)
     parts = []
     for rank in range(world_size):
-        parts.append(Part(shared, rank * part_bytes, rows, desc_bytes, keep_all))
+        parts.append(Part(shared, rank * part_bytes, slot_count, desc_bytes, keep_all))
     return parts
 
 
@@ -88,19 +100,19 @@ class Part:
     Args:
         shared: The memory of all ranks.
         start: Where this part begins, in bytes.
-        rows: How many rows it has room for.
+        slot_count: How many rows it has room for.
         desc_bytes: How many bytes of descriptions it has room for.
         keep_all: Whether it keeps all rows instead of the last ones.
     """
 
     def __init__(
-        self, shared: mmap.mmap, start: int, rows: int, desc_bytes: int, keep_all: bool
+        self, shared: mmap.mmap, start: int, slot_count: int, desc_bytes: int, keep_all: bool
     ) -> None:
         self.keeps_all = keep_all
         self.head = _Head.from_buffer(shared, start)
-        self.rows = (Row * rows).from_buffer(shared, start + _HEAD_BYTES)
+        self.slots = (Row * slot_count).from_buffer(shared, start + _HEAD_BYTES)
         self._shared = shared
-        self._desc_start = start + _HEAD_BYTES + rows * _ROW_BYTES
+        self._desc_start = start + _HEAD_BYTES + slot_count * _ROW_BYTES
         self._desc_end = self._desc_start + desc_bytes
         self._descriptions: dict[tuple, int] = {}  # the number of each that is written
         self._counts: dict[tuple, int] = {}
@@ -112,24 +124,25 @@ class Part:
         Raises:
             Exception: They cannot be relied on.
         """
-        slots = len(self.rows)
+        slot_count = len(self.slots)
         before = _Head.from_buffer_copy(self.head)
         # Without this check, a spoilt head would have us copy gigabytes.
         if before.desc_bytes > self._desc_end - self._desc_start:
             raise ValueError("more descriptions than there is room for")
-        rows = (Row * min(before.rows, slots)).from_buffer_copy(self.rows)
+        slots = (Row * min(before.rows_written, slot_count)).from_buffer_copy(self.slots)
         after = _Head.from_buffer_copy(self.head)  # the rank goes on writing
         desc_end = min(self._desc_start + after.desc_bytes, self._desc_end)
         descriptions = _described(self._shared[self._desc_start : desc_end])
         if after.wrong or self.head.first != before.first:
             raise ValueError("these rows have other descriptions, or none")
-        first = max(before.first, after.rows + 1 - slots)  # the rows before it were overwritten
-        if before.rows > before.first and first >= before.rows:
+        # The rows before this one were overwritten, or the rank is just overwriting them.
+        first = max(before.first, after.rows_written + 1 - slot_count)
+        if before.rows_written > before.first and first >= before.rows_written:
             raise ValueError("all these rows were written anew while they were read")
         described_rows = []
-        for index in range(first, before.rows):
-            row = rows[index % slots]
-            described_rows.append((descriptions[row.call], row))
+        for index in range(first, before.rows_written):
+            row = slots[index % slot_count]
+            described_rows.append((descriptions[row.description], row))
         return described_rows, first == 0
 
     def write(
@@ -138,7 +151,7 @@ class Part:
         frame: FrameType | None,
         counted: tuple = (),
         flags: int = 0,
-        of: int = ISSUED,
+        waits_for: int = _NONE,
         start_s: float = 0,
     ) -> Row:
         """Write a row and return it as it stands in the memory.
@@ -150,22 +163,24 @@ class Part:
             counted: The row's number is its position among the rows that have this in common;
                 nothing for a row that isn't counted.
             flags: As in `Event`.
-            of: As in `Row`.
-            start_s: On the system's monotonic clock; by default now.
+            waits_for: As in `Row`.
+            start_s: On the system's monotonic clock; 0 is now.
         """
         if frame:
             code = frame.f_code
             fields["line"] = code.co_filename, frame.f_lineno or code.co_firstlineno, code.co_name
         with self._lock:
-            call = self._describe(fields)
+            description = self._describe(fields)
             number = 0
             if counted:
                 number = self._count(counted)
-            index = self.head.rows
-            slot = index % len(self.rows)
-            self.rows[slot] = call, number, flags, of, -1, start_s or monotonic(), 0
-            self.head.rows = index + 1
-        row = self.rows[slot]
+            index = self.head.rows_written
+            slot = index % len(self.slots)
+            start_s = start_s or monotonic()
+            # What is left out becomes 0.
+            self.slots[slot] = description, number, flags, waits_for, _NONE, start_s
+            self.head.rows_written = index + 1
+        row = self.slots[slot]
         row.index = index
         row.fields = fields
         return row
@@ -200,7 +215,7 @@ class Part:
         start = self._desc_start + head.desc_bytes
         if not self.keeps_all and start + len(description) > self._desc_end:
             self._descriptions.clear()
-            head.first = head.rows
+            head.first = head.rows_written
             head.desc_bytes = 0
             start = self._desc_start
         end = start + len(description)
@@ -208,6 +223,10 @@ class Part:
             raise MemoryError(_("the trace has no room for one more kind of call"))
         self._shared[start:end] = description
         head.desc_bytes += len(description)
+
+    def still_has(self, row: Row) -> bool:
+        """Whether a row of this rank stands in its slot, or a later one has taken that."""
+        return self.head.rows_written - row.index < len(self.slots)
 
     def give_up(self) -> None:
         """Say that nothing in here can be relied on from now on."""

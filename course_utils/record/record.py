@@ -12,7 +12,7 @@ from typing import Any
 from course_utils.launcher.listener import Listener
 from course_utils.record import hooks, memory
 from course_utils.record.event import ASYNC, Event, Log
-from course_utils.record.memory import ON_ITS_WAY, Row, Rows
+from course_utils.record.memory import Row, Rows
 
 _TRIES = 5  # times that we try to read a rank's part
 
@@ -51,7 +51,7 @@ class Record(Listener):
         recorder = hooks.Recorder(self._parts[rank], self.timeout_s)
         recorder.carefully(recorder.listen)
         yield
-        recorder.carefully(recorder.returned)
+        recorder.carefully(recorder.note_return)
 
     def on_error(self, *_: object) -> None:
         """Note that the launch has failed."""
@@ -70,13 +70,13 @@ class Record(Listener):
             logs[rank] = None
             if part is not None:
                 rows, complete = part
-                calls = [row for row in rows if not _is_wait(row)]
+                calls = [(description, row) for description, row in rows if not row.is_wait]
                 logs[rank] = Log(_events(rank, calls), complete)
         return logs
 
     def counts(self) -> list[int]:
         """How many rows each rank has written."""
-        return [part.head.rows for part in self._parts]
+        return [part.head.rows_written for part in self._parts]
 
     def events_until_now(self, rank: int) -> tuple[Event, ...]:
         """With `trace`, what a rank has called so far, as `events` has it; asked in that rank."""
@@ -88,7 +88,7 @@ class Record(Listener):
 
     def _read(self, rank: int) -> tuple[Rows, bool] | None:
         """A rank's rows, and whether these are all that it has written."""
-        for _ in range(_TRIES):  # the rank may be writing
+        for _attempt in range(_TRIES):  # the rank may be writing
             try:
                 part = self._parts[rank].read()
             except Exception as error:
@@ -123,11 +123,6 @@ class Record(Listener):
         for rank in self._ranks:
             events += _events(rank, self._rows[rank], True, self.start_s, stop_s)
         return tuple(events)
-
-
-def _is_wait(described_row: tuple[dict[str, Any], Row]) -> bool:
-    description, _row = described_row
-    return description["kind"] == "wait"
 
 
 def _return_s(rows: Rows) -> float | None:
@@ -168,8 +163,8 @@ def _events(
             "start_s": row.start_s - from_s,
             "end_s": (row.end_s or stop_s or row.start_s) - from_s,
             "finished": bool(row.end_s) or stop_s is None,
-            "blocking": row.of < 0 and not row.flags & ASYNC,
-            "of": index_of[row.of] if row.of >= 0 else None,
+            "blocking": not row.is_wait and not row.flags & ASYNC,
+            "of": index_of[row.waits_for] if row.is_wait else None,
             "flags": row.flags,
             "began_s": row.began_s - from_s if row.began_s else None,
             "done_s": row.done_s - from_s if row.done_s else None,
@@ -187,7 +182,7 @@ def _is_left_out(description: dict[str, Any], row: Row, has_failed: bool) -> boo
     """
     if description["kind"] in ("new_group", "return"):
         return True
-    return row.of == ON_ITS_WAY and not has_failed
+    return not row.is_wait and not row.was_issued and not has_failed
 
 
 def _event(fields: dict[str, Any]) -> Event:

@@ -29,9 +29,10 @@ class Unwaited:
         """Notice everybody who waits, or asks whether a work is complete."""
         for name in _METHODS:
             if hasattr(c10d.Work, name):
-                setattr(c10d.Work, name, self._noticing(getattr(c10d.Work, name)))
+                setattr(c10d.Work, name, self._wrap(getattr(c10d.Work, name)))
 
-    def _noticing(self, method: Callable) -> Callable:
+    def _wrap(self, method: Callable) -> Callable:
+        """Extend a method of a work: whoever calls it has waited for the work."""
         works = self._works
 
         @functools.wraps(method)
@@ -46,12 +47,12 @@ class Unwaited:
         if len(self._works) >= self._look_at:
             self._note_lost()
             self._look_at = 2 * len(self._works) + 1
-        self._works[id(entry[0])] = entry
+        self._works[id(entry.work)] = entry
 
     def end_by_barrier(self, group_name: str) -> None:
         """A barrier ends after all calls that were made before it in the same group."""
-        for key, (_, issued) in list(self._works.items()):
-            if issued.fields["group_name"] == group_name:
+        for key, entry in list(self._works.items()):
+            if entry.row.fields["group_name"] == group_name:
                 self._works.pop(key, None)
 
     def forget(self) -> None:
@@ -60,18 +61,17 @@ class Unwaited:
 
     def note_all(self) -> None:
         """When the function has returned: nobody will wait for the remaining calls."""
-        for _, issued in self._works.values():
-            self._note(issued)
+        for entry in self._works.values():
+            self._note(entry.row)
         self._works.clear()
 
     def _note_lost(self) -> None:
         """If nobody holds a work any more, nobody can wait for it."""
         for key, entry in list(self._works.items()):
             if not somebody_has(entry):
-                self._note(entry[1])
+                self._note(entry.row)
                 self._works.pop(key, None)
 
     def _note(self, issued: Row) -> None:
-        is_kept = self._writer.head.rows - issued.index < len(self._writer.rows)
-        if is_kept:  # otherwise a later call has its row
+        if self._writer.still_has(issued):
             issued.flags |= UNWAITED

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from time import monotonic
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed.distributed_c10d as c10d
@@ -22,22 +22,31 @@ from course_utils.record import frames
 from course_utils.record.event import ASYNC, KINDS, QUEUED, USER_THREAD
 from course_utils.record.memory import Part, Row
 
-Entry = tuple[Any, Row]  # a work, or a future of one, and the row of its call
 _COPIED = ("bytes", "peer", "group", "group_name")  # fields copied from the awaited call
 _MANY = 64  # works that are held until somebody waits for them, before we look who still can
 
 
+class Entry(NamedTuple):
+    """What is followed of a call.
+
+    All tables share one entry for each work, since `somebody_has` counts who holds the work.
+    """
+
+    work: Any  # or a future of it
+    row: Row | None  # of the call; None only for `_ALONE`
+
+
 def _references(entry: Entry) -> int:
-    return sys.getrefcount(entry[0])
+    return sys.getrefcount(entry.work)
 
 
 # How many references are counted if an entry alone holds a work: 2 up to Python 3.13, and from 3.14
 # on it may be fewer.
-_ALONE = _references((object(), None))
+_ALONE = _references(Entry(object(), None))
 
 
 def somebody_has(entry: Entry) -> bool:
-    """Whether an entry's first item is also held elsewhere, so that somebody may wait for it."""
+    """Whether an entry's work is also held elsewhere, so that somebody may wait for it."""
     return _references(entry) > _ALONE
 
 
@@ -56,10 +65,10 @@ class Waits:
 
     def listen(self) -> None:
         """Note every wait that is made in Python."""
-        torch_private.wrap(f"{C10D}:Work.wait", self._recording)
-        torch_private.wrap("torch._C:Future.wait", self._recording)
-        torch_private.wrap(f"{C10D}:Work.get_future", self._following)
-        torch_private.wrap("torch._C:Future.then", self._following)
+        torch_private.wrap(f"{C10D}:Work.wait", self._wrap_wait)
+        torch_private.wrap("torch._C:Future.wait", self._wrap_wait)
+        torch_private.wrap(f"{C10D}:Work.get_future", self._wrap_future_maker)
+        torch_private.wrap("torch._C:Future.then", self._wrap_future_maker)
         start = threading.Thread.start
 
         def start_and_note(thread: threading.Thread) -> None:
@@ -69,13 +78,14 @@ class Waits:
 
         threading.Thread.start = start_and_note
 
-    def _recording(self, wait: Callable) -> Callable:
-        """A wait that writes down when it began and ended."""
+    def _wrap_wait(self, wait: Callable) -> Callable:
+        """Extend a method that waits: it writes down when the wait began and ended."""
 
         def wait_and_record(awaited: Any, *args: Any, **options: Any) -> Any:
-            _, issued = self.pending.pop(id(awaited), (None, None))
-            if issued is None:
+            entry = self.pending.pop(id(awaited), None)
+            if entry is None:
                 return wait(awaited, *args, **options)
+            issued = entry.row
             waiting = None
             if issued.flags & ASYNC:
                 waiting = self._begin(issued, sys._getframe(1))
@@ -90,15 +100,17 @@ class Waits:
 
         return wait_and_record
 
-    def _following(self, make: Callable) -> Callable:
-        """A function that makes a future of a work or of a future: a wait for it counts as well."""
+    def _wrap_future_maker(self, make: Callable) -> Callable:
+        """Extend a method that makes a future of a work or of a future.
+
+        A wait for the new one counts as a wait for the work.
+        """
 
         def make_and_follow(source: Any, *args: Any) -> torch.futures.Future:
             future = make(source, *args)
             entry = self.pending.get(id(source))
             if entry is not None:
-                _, issued = entry
-                self.pending[id(future)] = future, issued
+                self.pending[id(future)] = Entry(future, entry.row)
             return future
 
         return make_and_follow
@@ -111,9 +123,10 @@ class Waits:
             entry: Its work, and the row of the call.
             caller: The frame that issued it; None for a thread of torch's.
         """
-        _, issued = entry
+        issued = entry.row
         waits_later = issued.flags & ASYNC
-        if caller is not None and caller.f_code.co_filename == frames.C10D:  # waits in Python
+        waits_in_python = caller is not None and caller.f_code.co_filename == frames.C10D_FILE
+        if waits_in_python:
             self._hold(entry)
             if not waits_later:
                 return  # its wait follows at once
@@ -133,13 +146,14 @@ class Waits:
             fields[name] = issued.fields.get(name)
         library_frames, learner_frame = frames.split(frame)
         flags = frames.flags_of(library_frames) & USER_THREAD | issued.flags & QUEUED
+        waits_for = issued.index
         return self._writer.write(
-            fields, learner_frame, flags=flags, of=issued.index, start_s=start_s
+            fields, learner_frame, flags=flags, waits_for=waits_for, start_s=start_s
         )
 
     def _hold(self, entry: Entry) -> None:
         """Keep a work for long: gloo hangs if a receive loses its work before it is complete."""
-        self.pending[id(entry[0])] = entry
+        self.pending[id(entry.work)] = entry
         if len(self.pending) <= self._look_at:
             return
         for key, held in list(self.pending.items()):
@@ -170,7 +184,7 @@ class Waits:
         held_elsewhere = set()  # whoever has such a work may yet wait for it
         for entry in self.pending.values():
             if somebody_has(entry):
-                held_elsewhere.add(entry[1].index)
+                held_elsewhere.add(entry.row.index)
         for issued in self._in_backward.pop(task):
             if issued.index in self._waited_for or issued.index in held_elsewhere:
                 continue

@@ -40,6 +40,8 @@ class Asks(Listener):
             elif worker.has_written_stack():
                 self.answers.append(worker.read_stack())
                 worker.request_stack()
+            else:
+                worker.ask_again_if_late()
         self._first = False
 
 

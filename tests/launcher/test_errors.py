@@ -303,7 +303,7 @@ def test_a_folder_beside_the_package_with_a_name_that_begins_like_it_is_the_lear
     beside = Frame(f"{package}_lab/train.py", 3, "train")
     assert beside.is_learners
     assert not Frame(f"{package}/live.py", 3, "tick").is_learners
-    assert stacks.learners_line([beside, Frame(errors.__file__, 70, "launch")]) == beside
+    assert stacks.learners_frame([beside, Frame(errors.__file__, 70, "launch")]) == beside
     text = dump(
         f'  File "{beside.file}", line 3 in _run_function', f'  File "{CELL}", line 9 in train'
     )

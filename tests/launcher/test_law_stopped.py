@@ -3,6 +3,7 @@
 import _thread
 import contextlib
 import ctypes
+import errno
 import multiprocessing
 import os
 import re
@@ -15,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -325,6 +327,31 @@ def test_law_8_a_helper_threads_fork_is_its_own_while_the_main_thread_forks(monk
     main_has_forked.set()
     helper.join()
     assert tied == [threading.main_thread()]
+
+
+def test_law_8_a_guard_that_could_not_start_is_tried_again(monkeypatch):
+    of_rank = descendants.Descendants(None)
+    of_rank._rank_pid = os.getpid()
+
+    def no_process(*_arguments, **_options) -> None:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(subprocess, "Popen", no_process)
+    of_rank._start_guard()
+    assert of_rank._lifeline is None
+
+    started = []
+
+    def shell(command, **_options) -> SimpleNamespace:
+        of_rank._start_guard()  # as `Popen` does in a rank
+        started.append(command)
+        return SimpleNamespace(wait=lambda: 0)
+
+    monkeypatch.setattr(subprocess, "Popen", shell)
+    of_rank._start_guard()
+    of_rank._start_guard()
+    assert len(started) == 1
+    os.close(of_rank._lifeline)
 
 
 @linux

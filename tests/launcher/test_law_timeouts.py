@@ -194,6 +194,7 @@ def test_law_6_a_rank_that_is_gone_is_asked_and_gives_no_answer():
     worker.request_stack()
     worker._answer_deadline = long_ago = Deadline(-1)  # so it is asked once more, in the other way
     assert not worker.has_written_stack()
+    worker.ask_again_if_late()
     assert (worker.read_stack(), worker._answer_deadline is not long_ago) == ("", True)
     worker.close()
 

@@ -3,6 +3,9 @@
 import errno
 import os
 import socket
+import sys
+import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,6 +13,8 @@ import torch.distributed as dist
 from deadline import hung
 
 from course_utils import WorkerError, launch
+from course_utils.launcher import descendants, shutdown
+from course_utils.launcher.stack_writer import frames_of_threads
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -84,3 +89,25 @@ def test_a_rank_that_hangs_is_told_and_stopped():
 
     told = hung(lambda seconds: launch(work, backend="gloo", timeout=seconds), 1)
     assert "rank 0: waiting in barrier" in str(told)
+
+
+def outermost_functions() -> set[str]:
+    """In which function each thread of this process began that runs Python."""
+    names = set()
+    for frame in sys._current_frames().values():
+        while frame.f_back:
+            frame = frame.f_back
+        names.add(frame.f_code.co_name)
+    return names
+
+
+def test_who_watches_a_ranks_parent_is_taken_for_no_thread_of_the_learners(monkeypatch):
+    """Else no hang would ever be proven, and each rank would be waited for when it ends."""
+    monkeypatch.setattr(descendants, "sys", SimpleNamespace(platform="darwin"))
+
+    def work() -> tuple[bool, int, bool, bool]:
+        watches = "_watch_parent" in outermost_functions()
+        waits = shutdown._has_something_to_wait_for()
+        return watches, threading.active_count(), bool(frames_of_threads()), waits
+
+    assert list(launch(work, backend="gloo")) == [(True, 1, False, False)] * 2

@@ -18,7 +18,7 @@ from course_utils.record import event, frames, hooks, memory
 from course_utils.record.event import Log, meetings
 from course_utils.record.memory import KEPT
 from course_utils.record.record import Record
-from course_utils.record.waits import somebody_has
+from course_utils.record.waits import Entry, somebody_has
 
 
 class Kept(Record):
@@ -202,8 +202,8 @@ def test_rows_that_were_written_anew_while_they_were_read_are_read_again(monkeyp
     part = memory.make_parts(1, keep_all=False)[0]
     for _ in range(3):
         part.write({"kind": "barrier"}, None)
-    head = memory._Head(rows=3, desc_bytes=part.head.desc_bytes)
-    much_later = memory._Head(rows=3 + 2 * KEPT, desc_bytes=part.head.desc_bytes)
+    head = memory._Head(rows_written=3, desc_bytes=part.head.desc_bytes)
+    much_later = memory._Head(rows_written=3 + 2 * KEPT, desc_bytes=part.head.desc_bytes)
     heads = iter([head, much_later, head, head])
     monkeypatch.setattr(memory._Head, "from_buffer_copy", lambda _: next(heads))
     record = Record()
@@ -213,9 +213,9 @@ def test_rows_that_were_written_anew_while_they_were_read_are_read_again(monkeyp
 
 
 def test_a_work_that_stands_in_its_entry_alone_is_nobodys():
-    entry = object(), None
+    entry = Entry(object(), None)
     assert not somebody_has(entry)
-    work = entry[0]
+    work = entry.work
     assert somebody_has(entry)
     del work
     assert not somebody_has(entry)
@@ -345,6 +345,6 @@ def test_a_backward_pass_that_ddp_did_not_average_is_known_at_the_return():
 
 def test_a_head_that_cannot_be_is_refused_before_gigabytes_are_copied():
     (part,) = memory.make_parts(1, keep_all=True)
-    part.head.rows = part.head.desc_bytes = 2**60
+    part.head.rows_written = part.head.desc_bytes = 2**60
     with pytest.raises(ValueError, match="more descriptions than there is room for"):
         part.read()

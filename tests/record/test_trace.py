@@ -167,8 +167,8 @@ def test_who_is_stopped_last_does_not_see_the_others_end(monkeypatch):
     """A rank whose peer is gone gets an error, which ends the call in which it hung."""
     signal_all = WorkerHandle.signal_all
 
-    def slowly(member, *number):
-        signal_all(member, *number)
+    def slowly(member, number):
+        signal_all(member, number)
         time.sleep(0.1)
 
     monkeypatch.setattr(WorkerHandle, "signal_all", slowly)
