@@ -6,7 +6,7 @@ tensors of 568 bytes in all; a step's recording is a string such as `ggAggAgggA`
 
 import copy
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from itertools import takewhile
@@ -651,9 +651,11 @@ HATCHES = {"backward": None, "copies": "////", "its port sends": None}
 _replays: dict[tuple[str, str], tuple[Replay, dict]] = {}  # of the forms so far, by rate and name
 
 
-def one_step(kind: Callable) -> list[int]:
-    """Train a step; return how many bytes of gradients were there when each call began."""
-    module = plain().to(my_device())
+def one_step(kind: Callable, weights: Mapping[str, torch.Tensor]) -> list[int]:
+    """Compute gradients in a form; return how many bytes of them were there at each call."""
+    with torch.device("meta"):  # without memory, since the weights have theirs
+        module = plain()
+    module.load_state_dict(weights, assign=True)
     arrived_bytes, at_call = [0], []
     for parameter in module.parameters():
         parameter.register_post_accumulate_grad_hook(lambda p: arrived_bytes.append(p.nbytes))
@@ -695,10 +697,16 @@ def step_ms(replay: Replay) -> float:
     return max(starts_us) / 1000
 
 
+def all_steps(*kinds: Callable) -> list[list[int]]:
+    """`one_step` of each form, with the same weights, which no form changes."""
+    weights = plain().to(my_device()).state_dict()
+    return [one_step(kind, weights) for kind in kinds]
+
+
 @functools.cache  # no form is recorded twice
 def recorded_all(*kinds: Callable) -> list[tuple]:
     """A step of eight ranks in each form, in one launch, without the broadcasts at its start."""
-    ranks = launch(lambda: [one_step(kind) for kind in kinds], world_size=8, trace=True)
+    ranks = launch(all_steps, *kinds, world_size=8, trace=True)
     kept = [[] for _ in kinds]
     for rank in range(8):
         form = 0

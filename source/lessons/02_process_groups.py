@@ -425,7 +425,7 @@ def work(rank, world_size, epochs, place):
 
 # %% [markdown]
 # Without a launcher, you start such a script **once per node** and tell it the node's number. It works out the ranks by the formula of part
-# 2, and starts one process per GPU with `mp.spawn`.
+# 2, and starts one process per GPU. Python's own `Process` can do that: one object per rank, started and joined in two loops.
 
 
 # %%
@@ -441,21 +441,20 @@ def main():
     parser.add_argument("-nr", "--node-rank", type=int, default=0)
     parser.add_argument("--epochs", type=int, default=2)
     args = parser.parse_args()
-    mp.spawn(one_process, args=(args,), nprocs=args.gpus)
+    workers = [mp.Process(target=one_process, args=(gpu, args)) for gpu in range(args.gpus)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
 
 
 # %% [markdown]
-# A spawned process is a new Python that imports the file again. Without the **main guard**, `if __name__ == "__main__":`, it would try to
-# spawn processes of its own, which Python [stops with an
-# error](https://docs.python.org/3/library/multiprocessing.html#the-spawn-and-forkserver-start-methods). `script_of` makes a file of our
-# functions, with imports and that guard. `run` starts it once per command, as you would in two terminals.
+# `script_of` makes a file of our functions, with imports and a call. `run` starts it once per command, as you would in two terminals.
 
-# %% tags=["row-B6", "row-A7", "row-D2"]
-spawning = chapter_02.script_of(work, one_process, main)
-print("...", *spawning.splitlines()[-4:], sep="\n")
+# %% tags=["row-B6", "row-D2"]
 node_0 = "python script.py -n 2 -g 2 --epochs 3 -nr 0"
 node_1 = "python script.py -n 2 -g 2 --epochs 3 -nr 1"
-printed = chapter_02.run(spawning, node_0, node_1)
+printed = chapter_02.run(chapter_02.script_of(work, one_process, main), node_0, node_1)
 ways = dict(zip([node_0, node_1], printed, strict=True))
 chapter_02.draw_starters(ways)
 
@@ -464,26 +463,27 @@ chapter_02.draw_starters(ways)
 # became one group.
 
 # %% [markdown]
-# Python's own `Process` can start the same `work`: one object per rank, started and joined in two loops.
-
-
-# %% tags=["row-D2"]
-def with_processes():
-    place = f"file://{os.getcwd()}/meeting"
-    workers = [mp.Process(target=work, args=(rank, 2, 3, place)) for rank in range(2)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-
-
-printed = chapter_02.run(chapter_02.script_of(work, with_processes), "python script.py")
-ways["python script.py"] = printed[0]
-
-# %% [markdown]
 # But note that `join` raises no error when a worker has crashed. You'd have to look at each `worker.exitcode` yourself, whereas `mp.spawn`
 # [passes the error on](https://docs.pytorch.org/docs/stable/multiprocessing.html#spawning-subprocesses). `launch`, too, starts its processes
 # one by one, but it also watches them, collects their results and stops any that hang.
+
+# %% [markdown]
+# `mp.spawn` can start the same `work` in one line, and gives each process its rank as the first argument.
+#
+# A spawned process is a new Python that imports the file again. Without the **main guard**, `if __name__ == "__main__":`, it would try to
+# spawn processes of its own, which Python [stops with an
+# error](https://docs.python.org/3/library/multiprocessing.html#the-spawn-and-forkserver-start-methods). So `script_of` writes that guard, too.
+
+
+# %% tags=["row-A7", "row-D2"]
+def with_spawn():
+    place = f"file://{os.getcwd()}/meeting"
+    mp.spawn(work, args=(2, 3, place), nprocs=2)
+
+
+spawning = chapter_02.script_of(work, with_spawn)
+print("...", *spawning.splitlines()[-4:], sep="\n")
+ways["python script.py"] = chapter_02.run(spawning, "python script.py")[0]
 
 # %% [markdown]
 # The third way is `torchrun`. It replaces the parser, the formula and `spawn`: it starts the file once per rank and sets the variables
