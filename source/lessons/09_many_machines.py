@@ -129,8 +129,7 @@ def train(epochs):
 
 # %% jupyter={"source_hidden": true} tags=["part-slurm", "part-ray", "part-agents"]
 IMPORTS = """
-import argparse, gc, json, os, signal, socket, sys, tempfile, time
-gc.disable()  # a script of seconds, most of which Python would spend looking for garbage
+import argparse, json, os, signal, socket, sys, tempfile, time
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
