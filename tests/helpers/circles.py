@@ -79,6 +79,7 @@ OUTER = (
     "tests/lessons/test_browser.py::test_progress_*",
     "tests/lessons/test_browser.py::test_what_a_cell_needs*",
     "tests/lessons/test_browser.py::test_what_a_learner_wrote*",
+    "tests/lessons/test_browser.py::test_what_failed*",
     "tests/lessons/test_browser.py::test_what_is_old*",
     "tests/lessons/test_browser.py::test_who_begins_in_the_middle*",
     "tests/lessons/test_lesson_00.py::*",

@@ -495,6 +495,18 @@ LESSON_TO_BEGIN_IN = [
           world_sizes=(1, 2))""",
     "print('drawn of', total.__name__)",
 ]
+FAILS = "lesson_06_fails.ipynb"  # of cells that fail without those above
+LESSON_THAT_FAILS = [
+    "## 1 · Counts",
+    """
+    def count():
+        return 3
+    print("counting\\n" * 60)""",
+    "nobody_needs = 1",
+    "unguarded = count()",
+    "guarded = unguarded + 1\nprint('guarded is', guarded)",
+    "The end." + 60 * "\n\nOf the page.",
+]
 LESSON_THAT_ASKS = [
     "from course_utils import predict",
     'guilty = predict("the guilty rank is", ..., choices=(1, 2))',
@@ -533,14 +545,11 @@ def own_copies(tmp_path_factory):
     lesson.cells.insert(GOES_ON, nbformat.v4.new_markdown_cell("It was rank 2."))
     for name in (ASKING, ASKING_TOO):
         _write_signed(lesson, folder / name)
-    middle = nbformat.v4.new_notebook(metadata={"kernelspec": kernel})
-    for source in LESSON_TO_BEGIN_IN:
-        is_heading = source.startswith("#")
-        kind = nbformat.v4.new_markdown_cell if is_heading else nbformat.v4.new_code_cell
-        middle.cells.append(kind(dedent(source).strip()))
+    middle = _notebook(LESSON_TO_BEGIN_IN, kernel)
     middle.cells.append(nbformat.v4.new_code_cell(f"long = {'-' * 200}1"))
     middle.cells[-1].metadata["jupyter"] = {"source_hidden": True}
     _write_signed(middle, folder / MIDDLE)
+    _write_signed(_notebook(LESSON_THAT_FAILS, kernel), folder / FAILS)
     lab = copies.copied(ROOT / "exercises" / "02_process_groups.ipynb", ROOT, folder)
     for cell in lab.cells:
         if cell.source.startswith("def rank_of("):
@@ -549,6 +558,16 @@ def own_copies(tmp_path_factory):
         _write_signed(lab, folder / name)
     with _serving(folder) as server:
         yield server
+
+
+def _notebook(sources: list[str], kernel: dict[str, str]) -> nbformat.NotebookNode:
+    """What begins with a heading or a capital is text."""
+    notebook = nbformat.v4.new_notebook(metadata={"kernelspec": kernel})
+    for source in sources:
+        is_text = re.match("#|[A-Z]", source)
+        kind = nbformat.v4.new_markdown_cell if is_text else nbformat.v4.new_code_cell
+        notebook.cells.append(kind(dedent(source).strip()))
+    return notebook
 
 
 @pytest.fixture
@@ -636,6 +655,41 @@ IS_AS_WIDE_AS_THE_PAGE = """() => {
     const page = document.querySelector('.jp-WindowedPanel-outer');
     return page.scrollWidth <= page.clientWidth;
 }"""
+COUNTS, GUARDS = 3, 4  # cells of LESSON_THAT_FAILS
+# Where a cell stands in the window in each frame that is painted, until it runs.
+NOTE_PLACES = """index => {
+    const {node} = window.jupyterapp.shell.currentWidget.content.widgets[index];
+    window.places = [];
+    const note = () => {
+        if (node.querySelector('.jp-InputPrompt').innerText.includes('*')) return;
+        new IntersectionObserver(([{boundingClientRect}], observer) => {
+            window.places.push(boundingClientRect.top);
+            observer.disconnect();
+        }).observe(node);
+        requestAnimationFrame(note);
+    };
+    note();
+}"""
+IS_IN_VIEW = """() => {
+    const {content} = window.jupyterapp.shell.currentWidget;
+    const {top, bottom} = content.activeCell.node.getBoundingClientRect();
+    const page = document.querySelector('.jp-WindowedPanel-outer').getBoundingClientRect();
+    return page.top <= top && bottom <= page.bottom;
+}"""
+# How far to the right of a line its second row begins, and the line below it.
+INDENTED = """() => {
+    const output = [...document.querySelectorAll('.jp-OutputArea-output pre')].at(-1);
+    output.innerHTML = `${'word '.repeat(60)}\\n<span>below</span>`;
+    const range = document.createRange();
+    range.selectNodeContents(output.firstChild);
+    const [first, second] = [...range.getClientRects()].map(row => row.left);
+    const below = output.querySelector('span').getBoundingClientRect().left;
+    return [second - first, below - first];
+}"""
+SIGN = """() => {
+    const output = document.querySelector('.course-outdated .jp-OutputArea');
+    return getComputedStyle(output, '::before').content;
+}"""
 SCROLLED = "() => document.querySelector('.jp-WindowedPanel-outer').scrollTop"
 
 
@@ -659,6 +713,34 @@ def test_who_begins_in_the_middle_is_told_what_is_missing_and_what_to_click(own_
     assert "Run All Above Selected Cell" in told.inner_text()
     told.get_by_role("button", name="Run what it needs").click()
     page.get_by_text("drawn of total").first.wait_for()
+
+
+def test_what_failed_is_run_again_by_who_needs_it_and_nothing_else_is_and_the_page_stays(
+    own_copies, own_page
+):
+    page = own_page
+    _open(page, own_copies, FAILS)
+    _until(page, READY, 120)
+    told = page.locator(".Toastify__toast")
+    page.evaluate(RUN_ONE, COUNTS)
+    told.get_by_text("count comes from a cell further up").wait_for()
+    for _ in range(2):  # and the second time again
+        page.evaluate(RUN_ONE, GUARDS)
+        told.get_by_text("unguarded comes from a cell further up").last.wait_for()
+    assert page.locator(".Toastify__progress-bar--animated").count() == 0  # no time is running out
+
+    page.evaluate(NOTE_PLACES, GUARDS)
+    missing = told.filter(has_text="unguarded")
+    missing.get_by_role("button", name="Run what it needs").last.click()  # one may still fade
+    page.get_by_text("guarded is 4", exact=True).wait_for()
+    places = page.evaluate("() => window.places")
+    assert len(places) > 1
+    assert max(places) - min(places) < 2  # pixels
+    _until(page, f"{ACTIVE_CELL} === {GUARDS}", 30)
+    _until(page, IS_IN_VIEW, 30)
+    counts = {cell["source"]: cell["count"] for cell in page.evaluate(CELLS)}
+    assert counts["nobody_needs = 1"] is None
+    _until(page, "() => !document.querySelector('.Toastify__toast')", 30)
 
 
 def test_what_a_cell_needs_runs_to_its_end_whatever_tab_is_in_front(own_copies, own_page):
@@ -694,8 +776,12 @@ def test_a_verdict_and_a_picture_are_of_the_answer_before_once_it_is_edited(own_
     page.evaluate(RUN_ONE, 3)
     outdated.get_by_text("passed: total").wait_for(state="detached")
     assert outdated.count() == 1
+    assert page.evaluate(SIGN).startswith('"This is of your previous answer.')  # not to be unfolded
     page.evaluate(RUN_ONE, 4)
     _until(page, "() => !document.querySelector('.course-outdated')", 60)
+    second_row, next_line = page.evaluate(INDENTED)
+    assert second_row > 60  # pixels: below the words of a hang report's row
+    assert next_line == 0
 
 
 def test_a_check_that_passes_in_a_lesson_is_saved_at_once(own_copies, own_page):

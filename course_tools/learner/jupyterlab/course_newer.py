@@ -16,8 +16,8 @@ _WORDS = {
 # Of a lab's buttons, and of a cell that misses a name; the page fills in `{name}` and `{heading}`.
 _SAID = {
     "courseFirst": {
-        "": "What it needs runs first: the cells above that haven't run yet or have changed since.",
-        "zh": "先运行它所需要的：上面还没有运行过，或者后来改过的单元格。",
+        "": "What it needs runs first, which may take a minute or two: {count} of the cells above.",
+        "zh": "先运行它所需要的，可能要一两分钟：上面的 {count} 个单元格。",
     },
     "courseNoMoreHints": {
         "": "There are no more hints.",

@@ -8,6 +8,7 @@
   const indexOf = (panel, id) => cellsOf(panel).findIndex(cell => cell.model.id === id);
   const sourceOf = cell => cell.model.sharedModel.source;
   const isCode = cell => cell.model.type === 'code';
+  const raises = cell => (cell.model.getMetadata('tags') || []).includes('raises-exception');
   const isCheck = cell => /\b(check|progress)\(/.test(sourceOf(cell));
 
   /* The notebook of a button: a notice names it, else it is in front. What runs for some time goes
@@ -17,13 +18,18 @@
     return [...app.shell.widgets('main')].find(({ id }) => id === panel);
   }
 
-  async function run(app, panel, index) {
-    const notebook = panel.content;
-    if (panel.isDisposed || !isCode(notebook.widgets[index])) return;
-    notebook.deselectAll();
-    notebook.activeCellIndex = index;
-    const where = { semanticWidget: panel.id, activate: false };
-    await app.commands.execute('notebook:run-cell', where);
+  let jupyterlab;  // the modules that it shares with extensions
+
+  async function shared(name) {
+    const [{ get }] = Object.values(jupyterlab[name]);
+    return (await get())();
+  }
+
+  /* The command `notebook:run-cell` runs the active cell only, so the page would follow. */
+  async function run(panel, cell) {
+    if (panel.isDisposed || !isCode(cell)) return;
+    const { NotebookActions } = await shared('@jupyterlab/notebook');
+    await NotebookActions.runCells(panel.content, [cell], panel.sessionContext);
   }
 
   function show(panel, index) {
@@ -54,14 +60,42 @@
     return reply.content.user_expressions?.expression?.data?.['text/plain'];
   }
 
-  /* Which cells this kernel hasn't run as they stand: after a restart, all. */
+  function outputsOf({ model: { outputs } }) {
+    return Array.from({ length: outputs?.length ?? 0 }, (_, number) => outputs.get(number));
+  }
+
+  /* What an outcome or an error says. */
+  function textOf(output) {
+    const { data, ename, evalue } = output.toJSON();
+    return data ? String(data['text/plain']) : `${ename}: ${evalue}`;
+  }
+
+  const missingName = output =>
+    textOf(output).match(/NameError: name '(\w+)' is not defined/)?.[1];
+
+  /* Whether a cell failed: if it should, only where it missed a name. */
+  const failed = cell => outputsOf(cell).some(
+    output => output.type === 'error' && (!raises(cell) || missingName(output))
+  );
+
+  /* Which cells this kernel hasn't run as they stand, or has in vain: after a restart, all. */
   async function notRun(panel, cells) {
     if (!panel.sessionContext.session?.kernel) return cells;
     const sources = JSON.stringify(cells.map(sourceOf));  // which Python reads as well
     const ran = 'get_ipython().history_manager.input_hist_raw';
     const missing = `[n for n, source in enumerate(${sources}) if source.rstrip() not in ${ran}]`;
     const answer = await evaluated(panel, missing);
-    return answer ? JSON.parse(answer).map(number => cells[number]) : [];
+    const numbers = answer ? JSON.parse(answer) : [];
+    return cells.filter((cell, number) => numbers.includes(number) || failed(cell));
+  }
+
+  /* Which of the cells above others need: `needs.py` reads it off their code. In doubt, all. */
+  async function neededBy(panel, wanted, above) {
+    const sources = JSON.stringify(above.map(sourceOf));
+    const source = JSON.stringify(wanted.map(sourceOf).join('\n'));
+    const needs = '__import__("course_tools.learner.needs", fromlist=["needed"])';
+    const answer = await evaluated(panel, `${needs}.needed(${sources}, ${source})`);
+    return answer ? JSON.parse(answer).map(number => above[number]) : above;
   }
 
   function notify(app, message, actions = [], autoClose = 20000) {
@@ -69,12 +103,46 @@
     return app.commands.execute('apputils:notify', { message, type: 'info', options });
   }
 
-  /* A cell may need names from further up: what this kernel hasn't run of them runs first. */
-  async function prepare(app, panel, cells) {
-    const missing = await notRun(panel, cells.filter(cell => isCode(cell) && sourceOf(cell).trim()));
+  const dismiss = (app, id) => app.commands.execute('apputils:dismiss-notification', { id });
+
+  /* While outputs above the active cell come and go, it stays where it is in the window, until the
+     learner scrolls or does something else on the page. */
+  async function inPlace({ content, node }, work) {
+    const page = node.querySelector('.jp-WindowedPanel-outer');
+    const cell = content.activeCell.node;
+    const place = () => cell.getBoundingClientRect().top - page.getBoundingClientRect().top;
+    const before = place();
+    const putBack = () => {
+      page.scrollTop += place() - before;
+    };
+    const sizes = new ResizeObserver(putBack);
+    content.widgets.forEach(other => sizes.observe(other.node));
+    page.addEventListener('scroll', putBack);
+    const letGo = () => {
+      sizes.disconnect();
+      page.removeEventListener('scroll', putBack);
+    };
+    const acts = ['wheel', 'touchmove', 'pointerdown', 'keydown'];
+    acts.forEach(act => page.addEventListener(act, letGo, { once: true }));
+    try {
+      await work();
+    } finally {
+      letGo();
+      acts.forEach(act => page.removeEventListener(act, letGo));
+    }
+  }
+
+  /* Cells may need names from further up: what this kernel hasn't run of that runs first. */
+  async function prepare(app, panel, wanted, above) {
+    const cells = above.filter(cell => isCode(cell) && !isCheck(cell) && sourceOf(cell).trim());
+    const missing = await notRun(panel, await neededBy(panel, wanted, cells));
     if (!missing.length) return;
-    notify(app, words('courseFirst'), [], 8000);
-    for (const cell of missing) await run(app, panel, cellsOf(panel).indexOf(cell));
+    const message = words('courseFirst').replace('{count}', missing.length);
+    const told = await notify(app, message, [], false);
+    await inPlace(panel, async () => {
+      for (const cell of missing) await run(panel, cell);
+    });
+    await dismiss(app, told);
   }
 
   /* Run the answer, all cells down to its check, and the check. What passes is counted as progress,
@@ -84,8 +152,9 @@
     const first = indexOf(panel, answer);
     const last = indexOf(panel, check);
     if (first < 0 || last < 0) return;
-    await prepare(app, panel, cellsOf(panel).slice(0, first).filter(cell => !isCheck(cell)));
-    for (let index = first; index <= last; index++) await run(app, panel, index);
+    const cells = cellsOf(panel).slice(first, last + 1);
+    await prepare(app, panel, cells, cellsOf(panel).slice(0, first));
+    for (const cell of cells) await run(panel, cell);
     show(panel, last);
     await save(panel);
   }
@@ -158,8 +227,9 @@
     const index = panel ? progressCell(panel) : -1;
     if (index < 0) return;
     await save(panel);
-    await prepare(app, panel, [cellsOf(panel).find(isCode)]);  // the imports
-    await run(app, panel, index);
+    const list = cellsOf(panel)[index];
+    await prepare(app, panel, [list], [cellsOf(panel).find(isCode)]);  // the imports
+    await run(panel, list);
     show(panel, index);
   }
 
@@ -184,7 +254,6 @@
   }
 
   const isHeading = cell => !isCode(cell) && /^#/.test(sourceOf(cell));
-  const raises = cell => (cell.model.getMetadata('tags') || []).includes('raises-exception');
 
   /* The cells that answer an open question: what runs below it, down to the one that measures, and
      the text right below that one, or below one that fails on purpose. A heading begins something
@@ -239,12 +308,6 @@
     });
   }
 
-  /* What an outcome or an error says. */
-  function textOf(output) {
-    const { data, ename, evalue } = output.toJSON();
-    return data ? String(data['text/plain']) : `${ename}: ${evalue}`;
-  }
-
   /* Whether a cell makes a name: by a definition, an assignment or an import. */
   function makes(cell, name) {
     const definition = `^(async )?(def|class) ${name}\\b`;
@@ -262,53 +325,65 @@
     return '';
   }
 
-  /* Who begins in the middle is told which cell makes the name that is missing, and what to click. */
+  /* Who begins in the middle is told which cell makes the name that is missing, and what to click:
+     until the cell runs again. */
   function tellOfMissingNames(app, panel) {
     const { content } = panel;
     const known = new WeakSet();  // outputs that were told of, or were there when it opened
+    const told = new Map();  // by a cell: its output that was told of, and the note's id
     function* newErrors() {
       for (const cell of content.widgets) {
-        for (let number = 0; isCode(cell) && number < cell.model.outputs.length; number++) {
-          const output = cell.model.outputs.get(number);
+        for (const output of outputsOf(cell)) {
           if (known.has(output)) continue;
           known.add(output);
-          const missing = textOf(output).match(/NameError: name '(\w+)' is not defined/);
-          if (missing && !raises(cell)) yield [cell, missing[1]];
+          const name = missingName(output);
+          if (name && !raises(cell)) yield [cell, output, name];
         }
       }
     }
-    const tell = async (cell, name) => {
+    const takeBack = () => {
+      for (const [cell, { output, note }] of told) {
+        if (!panel.isDisposed && outputsOf(cell).includes(output)) continue;
+        told.delete(cell);
+        dismiss(app, note);
+      }
+    };
+    const tell = async (cell, output, name) => {
       const above = content.widgets.slice(0, content.widgets.indexOf(cell));
       const maker = above.findLastIndex(other => makes(other, name));
       if (maker < 0 || !(await notRun(panel, [above[maker]])).length) return;
       const heading = headingAbove(above, maker);
       const message = words('courseMissing').replace('{name}', name).replace('{heading}', heading);
       const args = { panel: panel.id, cell: cell.model.id };
-      notify(app, message, [{ label: words('courseAbove'), commandId: 'course:above', args }]);
+      const action = { label: words('courseAbove'), commandId: 'course:above', args };
+      const note = await notify(app, message, [action], false);
+      told.set(cell, { output, note });
+      takeBack();  // it may have run again meanwhile
     };
+    panel.disposed.connect(takeBack);
     panel.context.ready.then(() => {
       [...newErrors()];
       content.model.contentChanged.connect(() => {
+        takeBack();
         const isInFront = app.shell.currentWidget === panel;
-        for (const [cell, name] of newErrors()) if (isInFront) tell(cell, name);
+        for (const error of newErrors()) if (isInFront) tell(...error);
       });
     });
   }
 
-  /* Run what this kernel hasn't run above a cell, and the cell. */
-  async function runAbove(app, { cell, panel: id }) {
-    const panel = panelOf(app, { panel: id });
-    const index = panel ? indexOf(panel, cell) : -1;
+  /* Run what a cell needs of what is above it, and the cell. */
+  async function runAbove(app, { cell: id, panel: panelId }) {
+    const panel = panelOf(app, { panel: panelId });
+    const index = panel ? indexOf(panel, id) : -1;
     if (index < 0) return;
-    await prepare(app, panel, cellsOf(panel).slice(0, index).filter(other => !isCheck(other)));
-    await run(app, panel, index);
-    show(panel, index);
+    const cell = cellsOf(panel)[index];
+    panel.content.activeCellIndex = index;
+    await prepare(app, panel, [cell], cellsOf(panel).slice(0, index));
+    await run(panel, cell);
+    show(panel, indexOf(panel, id));
   }
 
-  function passes({ model: { outputs } }) {
-    const numbers = Array.from({ length: outputs.length }, (_, number) => number);
-    return numbers.some(number => textOf(outputs.get(number)).startsWith('✓'));
-  }
+  const passes = cell => outputsOf(cell).some(output => textOf(output).startsWith('✓'));
 
   /* When cells ran, in the order in which this page saw it: the counts of two kernels can't be
      compared. What had run before the page was there is the oldest. What passes is saved. */
@@ -477,7 +552,9 @@
 
   window._JUPYTERLAB = window._JUPYTERLAB || {};
   window._JUPYTERLAB['ddp-course'] = {
-    init: () => {},
+    init: modules => {
+      jupyterlab = modules;
+    },
     get: async () => () => ({ __esModule: true, default: plugin })
   };
 })();
