@@ -19,6 +19,7 @@ from course_checks.attempt import Attempt, Run, seed_for_answer
 from course_checks.cases import Inputs, Misuse, draw
 from course_checks.compare import brief, difference, dtypes_of
 from course_checks.flops import flops
+from course_checks.multiples import factor_in_words
 from course_checks.outcome import Outcome, Row
 from course_checks.rules import Rules, broken, unwaited
 from course_utils.hang.facts import in_short as ranks
@@ -140,11 +141,13 @@ def _judge_run(
         )
         return attempt.wrong(number, message)
     if any(differences):
-        mistake = _mistake(attempt, number, inputs, rules, got)
+        mistake = _mistake(attempt, number, inputs, rules, got) or factor_in_words(wanted, got)
         outcome = _wrong_results(attempt, number, given, wanted, got, differences, mistake)
-        first = list(map(bool, differences)).index(True)
+        wrong = [rank for rank, differs in enumerate(differences) if differs]
+        first = wrong[0]
+        is_explained = bool(mistake or _hint(wanted, got, wrong))
         needs_others = partial(_needs_others, attempt, run, inputs, spec, first, wanted[first])
-        calls = _calls(trace, first, needs_others)
+        calls = _calls(trace, first, needs_others, is_explained)
         return replace(outcome, message=sentences(outcome.message, calls))
     for report in reports:
         if report.seen:
@@ -260,10 +263,11 @@ def _needs_others(
     return difference(wanted, wanted_if_alike[rank]) is not None
 
 
-def _calls(trace: Trace, rank: int, needs_others: Callable[[], bool]) -> str:
+def _calls(trace: Trace, rank: int, needs_others: Callable[[], bool], is_explained: bool) -> str:
     """What a rank has called, for a learner to compare with what it should have called.
 
-    Of one that has called nothing it's only said where it needs something of the others.
+    Of one that has called nothing it's only said where it needs something of the others; of one
+    whose results are explained already nothing is asked, since that would lead away from it.
     """
     if trace.world_size == 1:
         return ""
@@ -273,6 +277,8 @@ def _calls(trace: Trace, rank: int, needs_others: Callable[[], bool]) -> str:
             events.append(event)
     if not events:
         return _("It called nothing.") if needs_others() else ""
+    if is_explained:
+        return ""
     if len(events) > _CALLS:
         calls = _counted(events)
     else:

@@ -17,12 +17,13 @@ from torch.utils.data import DistributedSampler
 
 from course_lessons.drawing import answers_to_draw, draw_columns
 from course_material.digits import digits
-from course_utils import show
+from course_utils import WorkerError, WorkerTimeout, show
 
 # Rank 0, rank 1 and a process alone: colours of Okabe and Ito, each with a line and a mark.
 COLOURS = ("#0072B2", "#D55E00", "#009E73")
 LINES, MARKS = ("-", "--", "-."), ("o", "s", "^")
 INK, GREY = "#222222", "#666666"
+_BROUGHT = (10.0, 20.0, 60.0)  # by rank, whose average a learner's line is to return
 
 
 def two_workers() -> Figure:
@@ -112,14 +113,15 @@ def losses(losses_by_run: dict[str, Sequence[float]], steps_per_epoch: int) -> F
 def draw_average(average: Callable[[torch.Tensor], torch.Tensor]) -> None:
     """Draw what a learner's `average` returns in three ranks, and what it should return.
 
-    Three, since on two ranks an average divided by 2 would look right.
+    Three, since on two ranks an average divided by 2 would look right. No rank brings a number that
+    is the average, or that is the sum divided by 2, so neither is painted as that rank's own.
 
     Args:
-        average: Of a gradient of one number: 10 on rank 0, then 20 and 30; a wrong one is drawn.
+        average: Of a gradient of one number, a wrong one as well.
     """
 
     def worker() -> float | str:
-        gradient = torch.tensor([10.0 * (dist.get_rank() + 1)])
+        gradient = torch.tensor([_BROUGHT[dist.get_rank()]])
         try:
             returned = average(gradient)
         except NotImplementedError:
@@ -128,10 +130,18 @@ def draw_average(average: Callable[[torch.Tensor], torch.Tensor]) -> None:
             return returned.flatten()[0].item()
         return repr(returned)[:12]
 
-    returned = answers_to_draw(worker, world_size=3)
-    if returned is not None:
-        held = [(10.0, returned[0], 20.0), (20.0, returned[1], 20.0), (30.0, returned[2], 20.0)]
-        draw_columns(held, ["has", "average returns", "wanted"])
+    returned = answers_to_draw(worker, world_size=len(_BROUGHT))
+    if returned is None:
+        return
+    wanted = sum(_BROUGHT) / len(_BROUGHT)
+    held = [(brought, result, wanted) for brought, result in zip(_BROUGHT, returned, strict=True)]
+    caption = "A number in one colour is still the rank's own; a striped one is new."
+    draw_columns(held, ["has", "average returns", "wanted"], caption)
+
+
+def what_the_others_got(error: WorkerError) -> str:
+    """What ranks got of a call that one of them forgot: one of the choices of chapter 00."""
+    return "no answer" if isinstance(error, WorkerTimeout) else "an error"
 
 
 def draw_one_step(training: torch.utils.data.Dataset, across: int = 16) -> None:

@@ -3,7 +3,7 @@
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -63,7 +63,8 @@ def draw_counting(counters: Mapping[str, Diary]) -> None:
     panels[0].legend(frameon=False)
     text = "; ".join(sentences)
     text = f"{text[0].upper()}{text[1:]}."
-    show(figure, f"{text} Where one mark is inside the other, both threads wrote the same number.")
+    caption = "Two marks at the same height: one number was written twice, so one addition is lost."
+    show(figure, text, caption)
 
 
 def draw_cores(races: Mapping[object, Race]) -> None:
@@ -103,7 +104,10 @@ def draw_after_a_step(kept: Mapping[str, int]) -> None:
     axes.set_xlabel("KB")
     axes.spines[["top", "right"]].set_visible(False)
     words = ", ".join(f"{name} {size:,} bytes" for name, size in on_device_0)
-    show(figure, f"Device 0 has {words}. A replica has {in_replica[1]} {in_replica[0]}.")
+    text = f"Device 0 has {words}. A replica has {in_replica[1]} {in_replica[0]}."
+    show(
+        figure, text, "All of it is on device 0: a replica has no parameters that Adam could step."
+    )
 
 
 # ---- what a learner's twins do -------------------------------------------------------------------
@@ -134,7 +138,7 @@ def draw_threads(data_parallel: Callable[..., torch.Tensor], devices: int = 2) -
     if results is None:
         return
     seen, right = results[0]["seen"], results[0]["right"]
-    threads = list(dict.fromkeys(thread for thread, _ in seen))
+    threads = _in_order_of_samples(seen)
     figure, axes = plt.subplots(figsize=(8, 1.5), layout="constrained")
     of_row = {}
     for thread, rows in seen:
@@ -144,17 +148,30 @@ def draw_threads(data_parallel: Callable[..., torch.Tensor], devices: int = 2) -
         number = of_row.get(row)
         style = {"fc": "white", "ec": "#777777"}
         if number is not None:
-            style |= {"fc": f"{COLOURS[number % 2]}55", "hatch": HATCHES[number % 2]}
+            style["fc"] = f"{COLOURS[number % 2]}55"  # pale: the text is read on it
         axes.add_patch(plt.Rectangle((row, 0), 0.9, 0.8, **style))
         word = "nobody" if number is None else f"thread {number}"
-        axes.text(row + 0.45, 0.4, word, ha="center", va="center", fontsize=9, backgroundcolor="w")
+        axes.text(row + 0.45, 0.4, word, ha="center", va="center", fontsize=9)
         axes.text(row + 0.45, 1.1, "✓" if row in right else "–", ha="center", va="center")
     _bare_row(axes)
+    counted = "1 thread" if len(threads) == 1 else f"{len(threads)} threads"
     show(
         figure,
-        f"{data_parallel.__name__} with {devices} devices: {len(threads)} threads computed "
+        f"{data_parallel.__name__} with {devices} devices: {counted} computed "
         f"{len(of_row)} of {_SAMPLES} samples; right outputs (✓): {len(right)}.",
     )
+
+
+def _in_order_of_samples(seen: Sequence[tuple[int, list[int]]]) -> list[int]:
+    """Threads by the first sample that each computed, whoever came first.
+
+    Args:
+        seen: A thread and the samples that it was given, for each call of a replica.
+    """
+    first_sample: dict[int, int] = {}
+    for thread, rows in seen:
+        first_sample[thread] = min([*rows, first_sample.get(thread, _SAMPLES)])
+    return sorted(first_sample, key=lambda thread: first_sample[thread])
 
 
 def _bare_row(axes: Axes) -> None:

@@ -190,7 +190,9 @@ def box_figure(
     return figure
 
 
-def draw_columns(held: Sequence[Sequence[object]], titles: Sequence[str]) -> None:
+def draw_columns(
+    held: Sequence[Sequence[object]], titles: Sequence[str], caption: str = ""
+) -> None:
     """Draw what every rank holds at several moments, a row for each rank, a column for a moment.
 
     A number that a rank held at first has that rank's colour, and any other number those of all.
@@ -198,6 +200,7 @@ def draw_columns(held: Sequence[Sequence[object]], titles: Sequence[str]) -> Non
     Args:
         held: `held[rank][moment]`, a number or a word; words are in grey.
         titles: What the moments are called.
+        caption: One short line that says what to look for.
     """
     ranks, width = range(len(held)), _WIDE * len(titles)
     figure, axes = plt.subplots(
@@ -221,4 +224,4 @@ def draw_columns(held: Sequence[Sequence[object]], titles: Sequence[str]) -> Non
             text = value if isinstance(value, str) else f"{value:.4g}"
             parts.append(f"{title} {text}")
         sentences.append(f"Rank {rank}: {', '.join(parts)}.")
-    show(figure, " ".join(sentences))
+    show(figure, " ".join(sentences), caption)

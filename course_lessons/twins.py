@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-_MEET_S = 3.0  # in which all replicas have to be running; nobody who is right waits for it
+_MEET_S = 3.0  # in which all replicas have to be at work; nobody who is right waits for it
 
 
 def network(width: int, depth: int = 8) -> nn.Sequential:
@@ -46,33 +46,54 @@ def _gradients(model: nn.Module) -> list[torch.Tensor | None]:
 
 
 def by_threads(fn: Callable[..., torch.Tensor]) -> Callable[..., dict[str, Any]]:
-    """What `data_parallel` does: its output, gradients, and how many replicas ran together."""
+    """What `data_parallel` does: its output, gradients, and how many replicas worked at once."""
 
     @wraps(fn)
     def tried(batch: torch.Tensor, devices: int) -> dict[str, Any]:
-        model, all_here = _small_network(), threading.Barrier(devices)
-        running_together = []
-
-        def meet(*_: Any) -> None:
-            try:
-                all_here.wait(timeout=_MEET_S)
-            except threading.BrokenBarrierError:
-                return
-            running_together.append(True)
-
-        model.register_forward_pre_hook(meet)  # replicas inherit it, and share the barrier
+        model = _small_network()
+        at_once = _count_at_work(model, devices)
         output = fn(model, batch, devices)
         output.square().mean().backward()
-        return _outcome(output, model, len(running_together))
+        return _outcome(output, model, max(at_once))
 
     return tried
 
 
-def _outcome(output: torch.Tensor, model: nn.Module, running_together: int) -> dict[str, Any]:
+def _count_at_work(model: nn.Module, expected: int) -> list[int]:
+    """The list in which each replica of a model notes how many were at work when it began.
+
+    Each waits for the others in the beginning; once one has waited in vain, nobody does any more.
+    """
+    at_once = [0]
+    at_work = 0
+    is_hopeless = False
+    changed = threading.Condition()
+
+    def begin(*_: Any) -> None:
+        nonlocal at_work, is_hopeless
+        with changed:
+            at_work += 1
+            at_once.append(at_work)
+            changed.notify_all()
+            if not is_hopeless:
+                all_came = changed.wait_for(lambda: max(at_once) >= expected, timeout=_MEET_S)
+                is_hopeless = not all_came
+
+    def end(*_: Any) -> None:
+        nonlocal at_work
+        with changed:
+            at_work -= 1
+
+    model.register_forward_pre_hook(begin)  # replicas inherit both, and what they share
+    model.register_forward_hook(end)
+    return at_once
+
+
+def _outcome(output: torch.Tensor, model: nn.Module, at_work: int) -> dict[str, Any]:
     return {
         "output": output,
         "gradients": _gradients(model),
-        "replicas that ran together": running_together,
+        "replicas at work at the same time": at_work,
     }
 
 

@@ -25,6 +25,7 @@ _PLAIN_STYLES = {
 }
 ROUND = (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10)
 SPOKEN = 8  # groups of ranks, at most, that are named one by one
+_ONLY_HEARD = "position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%)"
 _DPI = 192  # twice what is shown, so that text stays sharp on dense screens
 
 
@@ -65,11 +66,16 @@ def _style_number(number: int, styles: Mapping[str, Sequence[str]]) -> dict[str,
     return style
 
 
-def show(figure: "Figure", text: str) -> None:
+def show(figure: "Figure", text: str, caption: str = "") -> None:
     """Display a figure with one sentence below it that says what to see, and close the figure.
 
-    The sentence is also the picture's text form: strict tests compare it, since they cannot compare
+    The text is also the picture's text form: strict tests compare it, since they cannot compare
     pictures, so it may only say what holds in every run, and no number that depends on the clock.
+
+    Args:
+        figure: What is shown.
+        text: The sentence; or, with a caption, the whole picture in words for who can't see it.
+        caption: A shorter sentence, which is seen in the place of such a text.
     """
     png, metadata = picture(figure)
     if get_ipython() is None:  # a script has nowhere to show a picture
@@ -77,9 +83,11 @@ def show(figure: "Figure", text: str) -> None:
         return
     shown = {"image/png": png, "text/plain": f"Figure: {text}"}
     display(shown, metadata=metadata, raw=True)
-    escaped = html.escape(text)
-    caption = f'<p style="max-width:60em;margin:0 6px 1em">{escaped}</p>'
-    display({"text/html": caption, "text/plain": text}, raw=True)
+    seen = caption or text
+    markup = f'<p style="max-width:60em;margin:0 6px 1em">{html.escape(seen)}</p>'
+    if caption:
+        markup = f'<p style="{_ONLY_HEARD}">{html.escape(text)}</p>{markup}'
+    display({"text/html": markup, "text/plain": seen}, raw=True)
 
 
 def picture(figure: "Figure") -> tuple[bytes, dict[str, dict[str, int]]]:

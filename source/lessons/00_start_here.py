@@ -32,7 +32,6 @@ from torch.utils.data import DataLoader, DistributedSampler
 from course_lessons.drawing import draw_columns
 from course_utils import (
     WorkerError,
-    WorkerTimeout,
     check,
     digits,
     hardware,
@@ -64,8 +63,8 @@ print("processes, with the notebook's own:", len({os.getpid(), *process_ids}))
 # The workers share no variables, so they send messages, on CPUs through the library **gloo**. `dist.all_reduce(x)` is a **collective**:
 # all ranks call it together, each brings a tensor, and on every rank that tensor is replaced by the sum of all.
 #
-# **Write** (2 minutes) the missing line: return the average. Then run the next three cells: a folded one,
-# the check, and a picture of your line.
+# **Write** (2 minutes) the missing line: return the average. Then run the cells below it, one after the other: they check your line and draw
+# what it does.
 
 
 # %%
@@ -91,7 +90,7 @@ average_check["cases"] = "one number", "random numbers"
 check(average, **average_check)
 
 # %% [markdown]
-# And this is what *your* line does when three ranks bring 10, 20 and 30:
+# And this is what *your* line does when three ranks bring 10, 20 and 60:
 
 # %%
 chapter_00.draw_average(average)
@@ -177,13 +176,12 @@ try:
     launch(add_up_but_rank_2_forgets, world_size=4, timeout=4)
 except WorkerError as error:
     accident = error
-    answer = "no answer" if isinstance(error, WorkerTimeout) else "an error"
-    others_get.measured(answer)
+    others_get.measured(chapter_00.what_the_others_got(error))
     raise
 
 # %% [markdown]
-# That was a **hang**: no rank fails, and none gets any further, so the three got no answer at all. The error above is `launch`'s own, raised in your notebook after it gave up waiting
-# and stopped all workers. It says which ranks wait, in which line, for whom, and why. Your notebook is unharmed.
+# The red error isn't what the three ranks got: `launch` raised it in your notebook, when it gave up on them and stopped all workers. The ranks themselves got no answer at all.
+# That's a **hang**: nobody fails, and nobody gets any further. The error says which ranks wait, in which line, for whom, and why. Your notebook is unharmed.
 
 # %% [markdown]
 # The same story as a picture:
@@ -224,7 +222,8 @@ def add_up_twice():
 
 numbers_of_ranks = launch(add_up_twice, world_size=4)
 held.measured([numbers[-1] for numbers in numbers_of_ranks])
-draw_columns(numbers_of_ranks, ["at first", "after one sum", "after two"])
+caption = "A number in one colour is still the rank's own; a striped one is new."
+draw_columns(numbers_of_ranks, ["at first", "after one sum", "after two"], caption)
 
 # %% [markdown]
 # `all_reduce` writes the sum into the tensor itself. After the first call every rank holds 10, so the second adds up four tens. If you
@@ -283,7 +282,7 @@ print(f"largest difference among {len(weights_0):,} weights: {difference}")
 # ## What would one process have got?
 #
 # Let one rank train alone, with all 64 digits of each step. For a fair comparison, it has to start from the same weights. It does, because
-# rank 0's seed is 0 in both runs. It also has to see the same digits in each step. Does it?
+# rank 0's seed is 0 in both runs. It also has to see the same digits in each step, so count the steps in which it does.
 
 
 # %%
@@ -299,8 +298,8 @@ print("one rank and two ranks take the same digits in", sum(steps_alike), "of th
 chapter_00.draw_one_step(training)
 
 # %% [markdown]
-# One rank sees the same digits as two in every step of the first epoch, which the cell looked at, and so it does in all the others. The order depends only on the sampler's seed and
-# on the epoch, not on the number of ranks; only the dealing differs.
+# In all of them. The order of the digits depends on the sampler's seed and on the epoch, but not on the number of ranks: only the dealing differs.
+# So it's the same in all later epochs.
 #
 # **Predict.** Does one rank, training alone, end up with the same weights as the two?
 
@@ -317,8 +316,7 @@ print(f"largest difference between two weights: about {difference:.1e}")
 # %% [markdown]
 # The average of two gradients over 32 digits each is the gradient over all 64. Only the order of the additions differs, and with it the rounding.
 # Two workers don't find a different model; they share the work of finding it.
-
-# %% [markdown]
+#
 # Does the difference matter? Count the test digits that each network gets right.
 
 
@@ -340,7 +338,7 @@ chapter_00.draw_misread(testing, models)
 runs = {"rank 0 of 2": results[0], "rank 1 of 2": results[1], "one rank alone": alone}
 losses = {name: run["losses"] for name, run in runs.items()}
 figure = chapter_00.losses(losses, steps_per_epoch=23)
-show(figure, "The losses, step by step.")
+show(figure, "Each point of a curve is the mean loss of the 23 steps of an epoch.")
 
 # %% [markdown]
 # ## When a worker fails
@@ -359,10 +357,12 @@ def careless():
     index = 500 * dist.get_rank()
     brightness = training.data[index].mean()
     dist.all_reduce(brightness)
+    return brightness.item()
 
 
 try:
-    launch(careless, world_size=4)
+    sums = launch(careless, world_size=4)
+    print("repaired: the four add up to", round(sums[0], 2))
 except WorkerError as error:
     blamed.measured(error.rank)
     raise
@@ -372,7 +372,7 @@ except WorkerError as error:
 # of the others**. They did nothing wrong, but they waited for a rank that was gone.
 
 # %% [markdown]
-# Your notebook is unharmed once more. Repair the function and run its cell again: once it's right, nothing is printed.
+# Your notebook is unharmed once more. Repair the function and run its cell again: once it's right, the cell says so and prints the sum.
 
 # %% [markdown]
 # **Check yourself.** You train with `world_size=4` and the same global batch. How many digits does each rank take in a step, and does it still

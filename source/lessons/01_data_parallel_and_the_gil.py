@@ -137,7 +137,7 @@ show(racing.bars(races), "Below the dashed line, threads lose. Processes are the
 
 # %% [markdown]
 # A second measurement explains the threads' bars: how many cores they kept at work, and how much CPU time they needed, compared with the
-# work in turn. Divide the cores by the CPU time, and you get the threads' bar.
+# work in turn. The first number, divided by the second, is how many times as fast the threads were: it's the height of their bar above.
 
 # %% tags=["row-B2"]
 chapter_01_pictures.draw_cores(races)
@@ -163,8 +163,9 @@ chapter_01_pictures.draw_cores(races)
 # original.
 
 # %% [markdown]
-# **Write** (5 minutes) the four steps, with one thread for each replica. The CPU stands in for all devices. The check
-# compares outputs and gradients with the plain model's, and counts how many replicas run at the same time.
+# **Write** (5 minutes) the four steps, with one thread for each replica. `devices` is a number, such as 2
+# (torch's own takes a list of GPUs); the CPU stands in for all of them. The check compares outputs and gradients with the plain model's, and counts how many replicas
+# run at the same time.
 
 
 # %%
@@ -251,6 +252,8 @@ show(
 print(racing.table(by_width))
 
 # %% [markdown]
+# As in part 2, look at the control first: if it's far below 2, this machine was busy, so run the race again.
+#
 # Which column explains a bar that lies below 1? If few *cores* were at work, the threads waited for each other. If *CPU time* has grown,
 # the threads did something that isn't needed in turn: most likely, they handed the GIL over after every layer. Which width does worst on yours?
 
@@ -261,7 +264,7 @@ print(racing.table(by_width))
 # the loss, and of what the loss keeps for backward. The devices are only names here, but the tensors are real.
 
 # %% [markdown]
-# **Predict.** How many times as many of these bytes are on device 0 as on device 3?
+# **Predict.** Device 0 has more of these bytes than device 3. How many times as many?
 
 # %%
 times_more = predict("bytes on device 0, as a multiple of device 3's", ...)
@@ -276,8 +279,6 @@ for name, loss_in_replica in {"gather logits": False, "gather losses": True}.ite
     print(f"{name}: {gathered:,} bytes gathered")
 logits = bytes_of["gather logits"]
 times_more.measured(logits[0] / logits[3], within=0.05)
-
-# %%
 show(device_zero.bars(bytes_of), "What each device holds.")
 
 # %% [markdown]

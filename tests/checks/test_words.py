@@ -74,7 +74,8 @@ def right_at_first(tensor, known=[]):  # noqa: B006
 
 def test_a_return_that_is_missing_is_named():
     missing = "Does every way through your function come to a `return`?"
-    assert f"Rank 0: wanted a tensor, got None. {missing} It called send" in told(forgets_to_return)
+    text = told(forgets_to_return)
+    assert text.endswith(f"Rank 0: wanted a tensor, got None. {missing}")  # its calls are right
     assert f"Rank 1: wanted a tensor, got None. {missing}" in told(returns_on_rank_0)
     assert missing not in told(answers.alone)
 
@@ -84,6 +85,50 @@ def test_who_returns_too_much_is_told_so():
     only_root = {"spec": lambda tensors: [sum(tensors), None]}
     assert "Rank 1: wanted None, got a" not in told(answers.alone, **only_root)
     assert "Where None is wanted, nothing is to be returned." in told(answers.right, **only_root)
+
+
+def summed_up(tensor):
+    total = tensor.clone()
+    dist.all_reduce(total)
+    return total
+
+
+MEAN = {"spec": lambda tensors: [sum(tensors) / len(tensors)] * len(tensors)}
+MEAN |= {"inputs": lambda rank, *_: torch.randn(3), "cases": ("random numbers",)}
+
+
+@pytest.mark.parametrize(
+    ("answer", "size", "factor"),
+    [
+        (summed_up, 2, "2 times"),
+        (lambda tensor: summed_up(tensor) / 2, 3, "3/2 times"),
+        (lambda tensor: summed_up(tensor) / 9, 3, "1/3 of"),
+        (lambda tensor: summed_up(tensor) / 4, 2, "1/2 of"),
+    ],
+)
+def test_results_that_are_a_factor_off_are_told_so_and_calls_are_not_questioned(
+    answer, size, factor
+):
+    text = told(answer, **MEAN | {"world_sizes": (size,)})
+    assert f"What each rank got is {factor} what is wanted. Rank 0: element [0]: wanted" in text
+    assert "is that what it should call?" not in text
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda tensor: (
+            summed_up(tensor) * (dist.get_rank() + 1)
+        ),  # each rank has a factor of its own
+        lambda tensor: summed_up(tensor).abs(),
+        lambda tensor: summed_up(tensor) / 14,  # nobody divides by such a number
+        lambda tensor: summed_up(tensor) * float("nan"),
+    ],
+)
+def test_of_other_wrong_results_no_factor_is_told_and_calls_are_questioned(answer):
+    text = told(answer, **MEAN)
+    assert "What each rank got" not in text
+    assert "is that what it should call?" in text
 
 
 def test_who_prints_too_much_is_told_so():
@@ -221,5 +266,6 @@ def test_many_calls_are_counted_by_kind():
         for _ in range(7):
             dist.all_reduce(tensor.clone())
         dist.barrier()
+        return tensor
 
     assert "It called all_reduce 7 times, barrier once: is that what it should call?" in told(many)

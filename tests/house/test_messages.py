@@ -41,6 +41,12 @@ def forgets_to_return(tensor):
     answers.right(tensor)
 
 
+def returns_its_own(tensor):
+    own = tensor.clone()
+    answers.right(tensor)
+    return own
+
+
 # Whose language it is.
 
 
@@ -143,10 +149,11 @@ def test_a_failing_check_is_told_in_chinese(in_chinese):
     for text in (str(wrong), wrong._repr_html_()):
         assert "forgets_to_return（2 个 rank，5 个数）" in text
         assert "rank 0 和 1 的结果不对。rank 0：要的是张量，得到的是 None。" in text
-        assert "是不是每条路径都会走到 `return`？它调用了发给 rank 1 的 send（20 字节）" in text
+        assert "是不是每条路径都会走到 `return`？" in text
         assert "得到的（got）" in text
         assert "[rank 1] rank 0 failed: It called nothing." in text  # what it printed
     assert wrong.state == "wrong"
+    assert "它调用了发给 rank 1 的 send（20 字节）" in str(checked(returns_its_own))
 
 
 def test_a_failing_check_is_told_in_english():

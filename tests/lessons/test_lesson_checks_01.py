@@ -92,6 +92,13 @@ def test_a_wrong_data_parallel_is_rejected(replica_of, made):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["no thread", "one thread at a time", "the model itself"])
+def test_replicas_that_take_turns_are_counted_as_one_at_a_time(replica_of, name):
+    outcome = check(twins.by_threads(WRONG_THREADS[name](replica_of)), **twins.THREADS)
+    assert "at the same time': wanted 2, got 1" in outcome.message
+
+
+@pytest.mark.slow
 def test_our_own_answers_and_another_way_to_start_threads_pass(answers, replica_of):
     for right in (answers["data_parallel"], data_parallel_by(replica_of, in_threads)):
         assert check(twins.by_threads(right), **twins.THREADS | labs.PATIENT).require()

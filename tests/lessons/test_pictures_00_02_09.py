@@ -19,10 +19,10 @@ from course_lessons import (
 
 @pytest.fixture
 def shown(monkeypatch):
-    """The sentences below all pictures that are shown."""
+    """What all pictures that are shown say in words."""
     sentences = []
     for module in (chapter_00, chapter_01_pictures, chapter_02, chapter_09_charts, drawing):
-        monkeypatch.setattr(module, "show", lambda figure, text: sentences.append(text))
+        monkeypatch.setattr(module, "show", lambda figure, text, *_: sentences.append(text))
     monkeypatch.setattr(chapter_09_pictures, "show", lambda figure, text: sentences.append(text))
     return sentences
 
@@ -53,10 +53,10 @@ def not_written(*_):
 @pytest.mark.parametrize(
     ("answer", "returns"),
     [
-        (own_gradient, "10, 20, 30"),
-        (the_sum, "60, 60, 60"),
-        (of_two_ranks, "30, 30, 30"),
-        (right_average, "20, 20, 20"),
+        (own_gradient, "10, 20, 60"),
+        (the_sum, "90, 90, 90"),
+        (of_two_ranks, "45, 45, 45"),
+        (right_average, "30, 30, 30"),
         (not_written, "nothing yet, nothing yet, nothing yet"),
         (lambda gradient: None, "None, None, None"),
     ],
@@ -65,9 +65,18 @@ def test_an_average_is_drawn_whatever_it_returns(shown, answer, returns):
     chapter_00.draw_average(answer)
     sentences = []
     for rank, returned in enumerate(returns.split(", ")):
-        has = 10 * (rank + 1)
-        sentences.append(f"Rank {rank}: has {has}, average returns {returned}, wanted 20.")
+        has = (10, 20, 60)[rank]
+        sentences.append(f"Rank {rank}: has {has}, average returns {returned}, wanted 30.")
     assert shown == [" ".join(sentences)]
+
+
+@pytest.mark.parametrize("answer", [the_sum, of_two_ranks, right_average])
+def test_what_all_ranks_have_brought_is_painted_as_no_rank_s_own(monkeypatch, answer):
+    """Each rank's own number has one colour, and all others are striped."""
+    givers = []
+    monkeypatch.setattr(drawing, "cell", lambda *place: givers.append(place[4]))
+    chapter_00.draw_average(answer)
+    assert givers == [[0], [1], [2], *[[0, 1, 2]] * 6]
 
 
 def test_an_average_that_raises_is_not_drawn_and_a_line_says_why(shown, capsys):
@@ -87,13 +96,19 @@ def half_of_the_batch(model, batch, devices):
 @pytest.mark.parametrize(
     ("answer", "text"),
     [
-        (in_this_thread, "1 threads computed 12 of 12 samples; right outputs (✓): 12."),
-        (half_of_the_batch, "1 threads computed 6 of 12 samples; right outputs (✓): 0."),
+        (in_this_thread, "1 thread computed 12 of 12 samples; right outputs (✓): 12."),
+        (half_of_the_batch, "1 thread computed 6 of 12 samples; right outputs (✓): 0."),
     ],
 )
 def test_a_data_parallel_without_threads_is_drawn(shown, answer, text):
     chapter_01_pictures.draw_threads(answer)
     assert shown[0].endswith(text)
+
+
+def test_threads_are_numbered_by_their_samples_whoever_came_first():
+    late, early, of_nothing = 30, 10, 20
+    seen = [(late, [6, 7, 8]), (of_nothing, []), (early, [0, 1, 2]), (late, [3])]
+    assert chapter_01_pictures._in_order_of_samples(seen) == [early, late, of_nothing]
 
 
 def test_gradients_of_a_twin_that_does_not_exchange_them_are_off(shown):

@@ -29,6 +29,19 @@ def test_the_picture_carries_its_sentence_as_text_and_again_in_a_line_below(show
     assert ">a line falls</p>" in below["text/html"]
 
 
+def test_with_a_caption_the_whole_text_is_only_heard_and_the_caption_is_seen(shown):
+    figure, _ = plt.subplots()
+    show(figure, "all of it in words", "what to look for")
+    (picture, _), (below, _) = shown
+    assert picture["text/plain"] == "Figure: all of it in words"
+    assert below["text/plain"] == "what to look for"
+    heard, seen = below["text/html"].removesuffix("</p>").split("</p>")
+    assert "clip-path" in heard
+    assert heard.endswith(">all of it in words")
+    assert "clip-path" not in seen
+    assert seen.endswith(">what to look for")
+
+
 def test_a_script_prints_the_sentence_and_no_bytes(capsys):
     draw("a line falls")
     assert capsys.readouterr().out == "a line falls\n"
