@@ -39,7 +39,7 @@ def kept(answer: str) -> str:
         return ""
     cell = _last_definition(answer, _cells_of_this_kernel())
     if not cell:
-        cell = _last_definition(answer, _saved_cells())
+        cell = _last_definition(answer, saved_cells())
     if not cell or _digest(cell) != entry.get("cell"):
         return ""
     return str(entry.get("state", ""))
@@ -72,7 +72,7 @@ def _cells_of_this_kernel() -> list[str]:
     return list(shell.history_manager.input_hist_raw)
 
 
-def _saved_cells() -> list[str]:
+def saved_cells() -> list[str]:
     """The cells of this kernel's notebook, as it was saved last."""
     cells = []
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):

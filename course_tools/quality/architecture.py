@@ -113,8 +113,9 @@ NODES = {
     # Models that ranks have changed, or changed differently; a curve from its first step.
     PACKAGE: 67500,
     # Results as plain data; what an answer reaches beside its arguments: frames, memory, copies;
-    # likely mistakes by their results, and what a rank was given that raises.
-    JUDGE: 12000,  # what one line did has a name for each of its steps, 5.5 nodes a line
+    # likely mistakes by their results, and what a rank was given that raises; an answer that lacks
+    # a name of a cell which has not run, and a limit of calls.
+    JUDGE: 12300,  # what one line did has a name for each of its steps, 5.5 nodes a line
     CLUSTER: 2200,  # likewise, as in the next two
     CHALLENGE: 4250,
     # By chapter: checks of what learners write, pictures, also of what they wrote, right or wrong,
