@@ -107,6 +107,7 @@ class Attempt:
     error: WorkerError | None = None
     reached: int = 0  # the run that it failed in
     parameters: Sequence[str] = ()  # what the answer calls its arguments, as far as it names them
+    alone: bool = False  # whether it is tried on one rank only, so that nobody asks on how many
 
     def wrong(self, number: int, message: str, rows: Sequence[Row] = ()) -> Outcome:
         """The outcome of an answer whose first mistake is in run `number`."""
@@ -116,8 +117,11 @@ class Attempt:
             text = by_run[number] if has_begun else ""
             printed.append(text)
         run = self.runs[number]
-        ranks = many([self.world_size])
-        where = _("{ranks}, {case}", ranks=ranks, case=run)
+        if self.alone:
+            where = str(run)
+        else:
+            ranks = many([self.world_size])
+            where = _("{ranks}, {case}", ranks=ranks, case=run)
         return Outcome(self.name, WRONG, where, message, rows, printed)
 
 
@@ -168,10 +172,16 @@ class _Hang(HangReport):
 
 
 def attempt(
-    name: str, watch: Watch, inputs: Inputs, world_size: int, runs: list[Run], **options: Any
+    name: str,
+    watch: Watch,
+    inputs: Inputs,
+    world_size: int,
+    runs: list[Run],
+    alone: bool = False,
+    **options: Any,
 ) -> Attempt:
     """Launch an answer once, on all these runs; `options` go to the launcher."""
-    done = Attempt(name, world_size, runs, parameters=_parameters(watch.fn))
+    done = Attempt(name, world_size, runs, parameters=_parameters(watch.fn), alone=alone)
     record = Record(trace=True)
     progress = _shared_counters(world_size)  # by rank, how many runs are done
     pipe = os.pipe()

@@ -16,7 +16,17 @@ from typing import Any
 from course_checks.attempt import Attempt, Run, attempt
 from course_checks.cases import CASES, Inputs
 from course_checks.edited import overtaken
-from course_checks.outcome import NOT_ATTEMPTED, PASSED, WRONG, Outcome, Row, many, note
+from course_checks.missing import not_there_yet
+from course_checks.outcome import (
+    NOT_ATTEMPTED,
+    NOT_CHECKED,
+    PASSED,
+    WRONG,
+    Outcome,
+    Row,
+    many,
+    note,
+)
 from course_checks.rules import Budget, Rules
 from course_checks.verdict import judge, rows_of_failed
 from course_checks.watch import Watch
@@ -79,8 +89,9 @@ def check(
             and recv. What counts is what the recording shows, whatever name it was called by.
         require: What has to be called in every case where there is more than one rank, and with
             data; a collective by every rank.
-        budget: The most that one rank may spend: any of "sent_bytes", "sent_messages" and
-            "finish_us"; a dict, or a function of world size and case that gives one.
+        budget: The most that one rank may spend: any of "collective_calls", "sent_bytes",
+            "sent_messages" and "finish_us", judged in the dict's order; a dict,
+            or a function of world size and case that gives one.
         network: What "finish_us" is measured on, and whose algorithm collectives are counted by.
         work: The most that one rank may compute, in equal shares of the floating-point operations
             of `spec`: with 1.2, 60 % of them on two ranks; or a function like that of a budget.
@@ -103,7 +114,8 @@ def check(
 
     Returns:
         The outcome, which a notebook shows as a table. A wrong answer, be it a hang or a crash,
-        raises nothing; `check(...).require()` does.
+        raises nothing; `check(...).require()` does. An answer that lacks a name of a cell further
+        up, which has not run yet, is not checked.
 
     Raises:
         ValueError: The exercise itself cannot be right; the message is for whoever wrote it.
@@ -125,7 +137,7 @@ def check(
         return note(Outcome(name, WRONG, message=message))
     makes_group = backend is None
     watch = Watch(fn, spec, makes_group, rules)
-    options = {"backend": backend, "nodes": nodes, "timeout": timeout}
+    options = {"backend": backend, "nodes": nodes, "timeout": timeout, "alone": sizes == [1]}
     attempting = partial(_attempts, name, watch, inputs, options)
     judging = partial(judge, inputs=inputs, spec=spec, rules=rules)
     launches = plan(sizes, cases, one_by_one=makes_group)
@@ -236,6 +248,9 @@ def _outcome(attempts: list[Attempt], judging: Callable) -> Outcome:
             _kind, _colon, words = headline.partition(": ")
             length = _length_of_stub(words)
             return Outcome(last.name, NOT_ATTEMPTED, length)
+        message = not_there_yet(last.name, last.error)
+        if message:
+            return Outcome(last.name, NOT_CHECKED, message=message)
     succeeded = [done for done in attempts if not done.error]
     if succeeded:
         try:
@@ -262,7 +277,8 @@ def _passed(attempts: list[Attempt]) -> Outcome:
         sizes.add(size)
         for run, trace in zip(done.runs, done.traces, strict=True):
             traces.append((size, run.case, trace))
-    return Outcome(name, PASSED, many(sizes), traces=traces)
+    where = "" if attempts[-1].alone else many(sizes)
+    return Outcome(name, PASSED, where, traces=traces)
 
 
 def _in_a_process(judging: Callable, judged: Any) -> Any:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import Dataset
 
-from course_utils.launcher.language import _
+from course_utils.launcher.language import _, ngettext
 
 # Relative and absolute, by dtype. A plain number may have come from float32; a tensor says.
 _TOLERANCES: dict[Any, tuple[float, float]] = {
@@ -98,7 +98,13 @@ class _Comparison:
         wanted_length = len(wanted)
         length = len(got)
         if wanted_length != length:
-            return _("wanted {wanted} items, got {got}", wanted=wanted_length, got=length)
+            return ngettext(
+                "wanted {wanted} item, got {got}",
+                "wanted {wanted} items, got {got}",
+                wanted_length,
+                wanted=wanted_length,
+                got=length,
+            )
         return self._of_items(range(length), wanted, got)
 
     def _of_items(self, keys: Iterable, wanted: Any, got: Any) -> str | None:

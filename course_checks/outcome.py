@@ -51,7 +51,7 @@ class Outcome:
 
     name: str  # of the answer
     state: str  # "passed", "not attempted" or "wrong"; in an overview others as well
-    where: str = ""  # on how many ranks, in which case
+    where: str = ""  # on how many ranks, unless it is never more than one; in which case
     message: str = ""  # what is wrong, and what to look at next
     rows: Sequence[Row] = ()  # of the smallest failing case, one per rank
     printed: Sequence[str] = ()  # by rank, what it printed in that case

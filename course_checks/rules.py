@@ -19,6 +19,7 @@ Budget = Mapping[str, float]
 BudgetOf = Callable[[int, Any], Budget]  # of a world size and a case, as the next one
 WorkOf = Callable[[int, Any], float]
 _SPENT = {
+    "collective_calls": N_("Rank {rank} makes {spent:g} collective calls; {enough:g} would do."),
     "sent_bytes": N_("Rank {rank} sends {spent:g} bytes; {enough:g} are enough."),
     "sent_messages": N_("Rank {rank} sends {spent:g} messages; {enough:g} are enough."),
     "finish_us": N_(
@@ -232,6 +233,8 @@ def _over_budget(trace: Trace, case: Any, rules: Rules) -> str | None:
         if name == "finish_us":
             replay = trace.replay(rules.network)
             spent = replay.finish_us
+        elif name == "collective_calls":
+            spent = _collective_calls(without_barriers)
         else:
             traffic = without_barriers.traffic(algorithm)
             spent = getattr(traffic, name)
@@ -241,6 +244,15 @@ def _over_budget(trace: Trace, case: Any, rules: Rules) -> str | None:
             spends = _(_SPENT[name], rank=rank, spent=most, enough=limit)
             return sentences(spends, _calls(trace, rank))
     return None
+
+
+def _collective_calls(trace: Trace) -> list[int]:
+    """How many collectives each rank calls."""
+    counts = [0] * trace.world_size
+    for event in trace:
+        if event.kind in COLLECTIVES:
+            counts[event.rank] += 1
+    return counts
 
 
 def _without_barriers(trace: Trace) -> Trace:

@@ -50,7 +50,8 @@ def ask(prediction: "Prediction") -> None:
         noted.value = f"Noted: {answered}. Run the next cells to see."
         form.keep(f"{html.escape(prediction.question)}: you predicted {answered}")
 
-    display(HTML(f'<a id="{anchor(prediction.question)}"></a>'))
+    # A link leads here; the question stands above, and is to be in sight as well.
+    display(HTML(f'<a id="{anchor(prediction.question)}" style="scroll-margin-top:14em"></a>'))
     earlier = _taken_up(prediction)
     inputs = _form(prediction, noted)
     if earlier is None:
@@ -148,7 +149,7 @@ def _field(prediction: "Prediction", told: Any) -> Any:
     from ipywidgets import Text
 
     count = prediction.count
-    wanted = f"{count} answers, with spaces between" if count else "your prediction"
+    wanted = f"{count} answers, spaces between" if count else "your prediction"
     field = Text(placeholder=f"{wanted}, then Enter", continuous_update=False)
 
     def answer_changed(change: dict[str, Any]) -> None:

@@ -29,6 +29,7 @@ class Prediction:
         self.choices = tuple(choices)
         self.count = count
         self.right: bool | None = None  # None until it is answered and measured
+        self.is_partly_right = False  # some of several answers are, but not all
         self._is_skipped = False
         self._listeners: list[Callable[[], None]] = []
 
@@ -94,6 +95,7 @@ class Prediction:
             matches = [_same(number, guess, within) for number, guess in pairs]
         same_length = len(matches) == len(measured) == len(predicted)
         self.right = same_length and all(matches)
+        self.is_partly_right = not self.right and any(matches) and len(measured) > 1
         scores.note(self.question, self.right)
         if self.choices and not self.right:
             verdict = "not so"  # a choice is a name, even if it is a number: never "off by"
@@ -180,7 +182,10 @@ def _score(name: Callable[[str], str]) -> str:
     right = [prediction for prediction in measured if prediction.right]
     wrong = [prediction for prediction in measured if not prediction.right]
     still_open = len(_asked) - len(measured)
+    partly = [prediction for prediction in wrong if prediction.is_partly_right]
     score = f"{len(right)} of {len(_asked)} predictions were right"
+    if partly:
+        score += f" in every part, {len(partly)} in some"
     if still_open == 1:
         score += ", 1 is open"
     elif still_open:

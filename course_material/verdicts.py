@@ -39,7 +39,7 @@ def kept(answer: str) -> str:
     """
     verdict = scores.entry_of(_lab(), answer)
     run = _definitions(answer, _cells_of_this_kernel())
-    saved = _definitions(answer, _saved_cells())
+    saved = _definitions(answer, saved_cells())
     if not verdict or not (run or saved):
         return ""
     judged = verdict.get("cell")
@@ -75,7 +75,7 @@ def _cells_of_this_kernel() -> list[str]:
     return list(shell.history_manager.input_hist_raw)
 
 
-def _saved_cells() -> list[str]:
+def saved_cells() -> list[str]:
     """The cells of this kernel's notebook, as it was saved last."""
     cells = []
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):

@@ -114,8 +114,8 @@ NODES = {
     PACKAGE: 67600,
     # Results as plain data; what an answer reaches beside its arguments: frames, memory, copies;
     # likely mistakes by their results, results that are a factor off, and what a rank was given
-    # that raises.
-    JUDGE: 12300,  # what one line did has a name for each of its steps, 5.5 nodes a line
+    # that raises; an answer that lacks a name of a cell which has not run, and a limit of calls.
+    JUDGE: 12700,  # what one line did has a name for each of its steps, 5.5 nodes a line
     CLUSTER: 2200,  # likewise, as in the next two
     CHALLENGE: 4250,
     # By chapter: checks of what learners write, pictures, also of what they wrote, right or wrong,

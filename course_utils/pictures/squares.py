@@ -23,7 +23,7 @@ _SIDE_BY_SIDE = 9.5  # squares, at most, that are still readable in a window of 
 _GAP = 0.3  # between two tensors of a rank; a square has a place of 1
 _ROUNDED = "round,pad=0.04,rounding_size=0.1"
 _GARBAGE = {"edgecolor": "#999999", "hatch": "xx", "linestyle": "--"}
-_TEXT = {"ha": "center", "va": "center", "size": 9, "color": INK, "zorder": 3}
+_TEXT = {"ha": "center", "va": "center", "color": INK, "zorder": 3}
 _ON_WHITE = {"facecolor": "white", "edgecolor": "none", "pad": 1}
 _MARGIN = 0.11  # between the edge of a cell and its box
 
@@ -259,9 +259,19 @@ def rank_rows(axes: Axes, ranks: Sequence[int], width: float) -> None:
 
 
 def cell(
-    axes: Axes, x: float, y: float, text: str, ranks: Sequence[int], width: float = 1, **box: object
+    axes: Axes,
+    x: float,
+    y: float,
+    text: str,
+    ranks: Sequence[int],
+    width: float = 1,
+    points: float = 9,
+    **box: object,
 ) -> None:
-    """Draw a cell with a stripe and a mark for each rank, or white; `box` has the last word."""
+    """Draw a cell with a stripe and a mark for each rank, or white; `box` has the last word.
+
+    `points` is the size of the text's letters.
+    """
     look = _plain_box(ranks)
     look.update(box)
     inner_width = width - 2 * _MARGIN
@@ -277,7 +287,7 @@ def cell(
     if "hatch" in look:  # the text is read on white
         background = _ON_WHITE
     middle = left + inner_width / 2
-    axes.text(middle, y + 0.56, text, bbox=background, **_TEXT)
+    axes.text(middle, y + 0.56, text, size=points, bbox=background, **_TEXT)
 
 
 def _plain_box(ranks: Sequence[int]) -> dict[str, object]:

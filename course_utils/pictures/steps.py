@@ -15,7 +15,9 @@ from course_utils.pictures.style import show
 
 _ACROSS = 3  # grids in a row of the figure, so that it isn't shrunk in a window of 900 px
 _WIDE, _HIGH = 0.45, 0.42  # inches of a square
-_SIZE = 9  # points of the smallest text
+_SIZE = 9  # points of text
+_SMALL = 7  # of a number that would touch the border of its square
+_MOST_DIGITS = 4  # that fit into it in the larger size
 _ARROW = {"arrowstyle": "-|>", "color": INK, "linewidth": 1.5}
 _BOLD = {"edgecolor": INK, "linewidth": 2.2}
 State = Sequence[Sequence[float]]  # `state[rank][chunk]`
@@ -122,10 +124,11 @@ def _draw_row(
     for chunk, (before, after) in enumerate(zip(old, new, strict=True)):
         ranks = origin(givers, after, rank)
         text = f"{after:g}"
+        points = _SIZE if len(text) <= _MOST_DIGITS else _SMALL
         if before == after:
-            cell(axes, chunk, rank, text, ranks)
+            cell(axes, chunk, rank, text, ranks, points=points)
         else:
-            cell(axes, chunk, rank, text, ranks, **_BOLD)
+            cell(axes, chunk, rank, text, ranks, points=points, **_BOLD)
             _draw_arrows(axes, chunk, senders, rank)
 
 

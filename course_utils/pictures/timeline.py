@@ -27,18 +27,23 @@ _TICKS = 7  # about so many on the axis
 _ROUND_TICKS = (1, 2, 2.5, 5, 10)  # or ten times that, and so on
 
 
-def plot_timeline(source: Trace | Replay, text: str | None = None) -> None:
+def plot_timeline(
+    source: Trace | Replay, text: str | None = None, clock: str | None = None
+) -> None:
     """Show who does what when, a row per rank.
 
     Args:
         source: `results.trace`, in real time; or a replay of it, on the virtual clock.
         text: The sentence below the picture. By default what is the same in every run: of a replay
             who is done when and how long it waited in calls, of real time each rank's calls.
+        clock: What the axis is called instead, such as "time (ms)" where nobody measured it.
 
     Raises:
         TypeError: `source` is neither.
     """
     content = activity(source)
+    if clock is not None:
+        content = content._replace(clock=clock)
     if text is None and isinstance(source, Trace):
         text = real_text(source)
     elif text is None:

@@ -73,8 +73,8 @@ class _Exploration:
 
     def rows(self) -> list[Any]:
         latency, bandwidth, slow_rank, amount = self._sliders
-        above = w.HBox([latency, bandwidth, self._fit])
-        below = w.HBox([slow_rank, amount])
+        above = _row([latency, bandwidth, self._fit])
+        below = _row([slow_rank, amount])
         return [above, below, self._picture]
 
     def _fit_axis(self) -> None:
@@ -132,6 +132,12 @@ def _sliders(start: Activity, network: Network, late: bool) -> list[Any]:
         slider.layout.width = "340px"
         slider.style.description_width = "90px"
     return sliders
+
+
+def _row(controls: list[Any]) -> w.HBox:
+    """Side by side; one below the other in a narrow window, so that sliders keep their tracks."""
+    wrapping = w.Layout(flex_flow="row wrap")
+    return w.HBox(controls, layout=wrapping)
 
 
 def _lateness(end_us: float) -> w.FloatSlider:

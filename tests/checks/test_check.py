@@ -291,7 +291,7 @@ def test_what_is_printed_in_other_cases_is_not_shown_and_much_is_cut(capsys):
         ({"inputs": lambda rank, n, case: (case.tensor(),) * (rank + 1)}, "as many arguments"),
         ({"forbid": "all_reduce"}, "is never recorded"),
         ({"forbid": ("allreduce",)}, "'allreduce' is never recorded; there are: send, recv"),
-        ({"budget": {"bytes": 3}}, "'bytes' is no budget; there are: sent_bytes"),
+        ({"budget": {"bytes": 3}}, "'bytes' is no budget; there are: collective_calls, sent_bytes"),
         ({"budget": {"finish_us": 3}}, "needs network="),
         ({"world_sizes": ()}, "at least one world size"),
         ({"cases": ()}, "at least one world size and one case"),
@@ -301,6 +301,15 @@ def test_an_exercise_that_cannot_be_meant_is_an_error_for_its_author(options, sa
     fn = answers.right if "arguments" not in said else lambda *own: 1
     with pytest.raises(ValueError, match=said):
         summed(fn, **({"world_sizes": (2,)} | options))
+
+
+def test_of_an_answer_that_runs_on_one_rank_alone_nobody_says_on_how_many():
+    def doubled(tensor):
+        return 2 * tensor
+
+    options = {"spec": lambda tensors: [2 * tensors[0]], "world_sizes": (1,)}
+    assert str(summed(doubled, **options)) == "✓ passed: doubled"
+    assert str(summed(answers.right, **options)).startswith("✗ wrong: right (1 number)")
 
 
 def test_what_is_required_must_be_called_at_each_world_size_above_one():
@@ -321,6 +330,18 @@ def test_what_is_required_must_be_called_at_each_world_size_above_one():
 def test_a_budget_counts_what_one_rank_spends(budget, said):
     network = Network(latency_us=10, gbit_s=8)
     assert said in str(summed(answers.right, budget=budget, network=network))
+
+
+def test_calls_of_collectives_are_told_before_the_time_that_they_take():
+    def in_two_calls(tensor):
+        dist.all_reduce(tensor.clone())
+        tensor = tensor.contiguous()
+        dist.all_reduce(tensor)
+        return tensor
+
+    budget = {"collective_calls": 1, "finish_us": 1}
+    said = str(summed(in_two_calls, budget=budget, network=Network(latency_us=10, gbit_s=8)))
+    assert "Rank 0 makes 2 collective calls; 1 would do. Its calls: 1 x at" in said
 
 
 def test_a_budget_may_depend_on_world_size_and_case():

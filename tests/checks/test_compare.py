@@ -70,6 +70,7 @@ OTHER = [
     (0.5, None, "wanted float 0.5, got None"),
     (None, 0.5, "wanted None, got float 0.5"),
     ([1, 2], [1, 2, 3], "wanted 2 items, got 3"),
+    ([1], [], "wanted 1 item, got 0"),
     ([1, 2], {1, 2}, "wanted list [1, 2], got set {1, 2}"),
     (["ab"], "ab", "wanted list ['ab'], got str 'ab'"),
     ([1], 1, "wanted list [1], got int 1"),

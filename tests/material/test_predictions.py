@@ -117,6 +117,15 @@ def test_the_score_counts_what_is_right_and_names_what_is_not(capsys):
     )
 
 
+def test_of_several_answers_those_that_are_right_are_counted_too(capsys):
+    predict("a", [1, 2]).measured([1, 3])
+    predict("b", [1, 2]).measured([3, 4])
+    capsys.readouterr()
+    predict()
+    score, *_open = capsys.readouterr().out.splitlines()
+    assert score == "0 of 2 predictions were right in every part, 1 in some."
+
+
 def test_without_a_single_answer_all_are_open(capsys):
     predict("a")
     predict()

@@ -9,7 +9,7 @@ import pytest
 from course_checks import outcome
 from course_checks.outcome import CHANGED, NOT_CHECKED, PASSED, WRONG, Outcome, note
 from course_material import scores, verdicts
-from course_utils import progress
+from course_utils import check, progress
 
 ANSWER = "def mean_of_all(tensor):\n    return tensor"
 LATER = ANSWER.replace("return tensor", "return tensor / 2")
@@ -125,3 +125,17 @@ def test_nothing_is_told_where_the_notebook_cannot_be_read(kernel, lab):
     assert state() == NOT_CHECKED
     lab.write_text("{")
     assert state() == NOT_CHECKED
+
+
+def test_an_answer_that_lacks_a_name_of_a_cell_further_up_is_not_called_wrong(lab):
+    def mean_of_all(x):
+        return x / number_of_ranks  # noqa: F821
+
+    options = {"spec": list, "inputs": lambda rank, n, case: 1.0, "world_sizes": (1,)}
+    assert check(mean_of_all, **options).state == WRONG  # no cell defines it
+    save(lab, "%time\n1", "number_of_ranks = 2", ANSWER)
+    outcome = check(mean_of_all, **options)
+    assert outcome.state == NOT_CHECKED
+    assert "number_of_ranks is not there yet" in str(outcome)
+    save(lab, ANSWER, "number_of_ranks = 2")
+    assert check(mean_of_all, **options).state == WRONG
