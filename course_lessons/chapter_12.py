@@ -153,12 +153,12 @@ def format_loss(losses: torch.Tensor) -> str:
     return f"about {last.mean():.3f} ± {half_apart(last):.3f}"
 
 
-def _long_losses(method: Method, steps: int = 192) -> list[float]:
+def _long_losses(method: Method, steps: int = 128) -> list[float]:
     return [train(method, seed, steps, look=steps)[0][-1] for seed in SEEDS]
 
 
-def print_after_192(methods: Mapping[str, Method]) -> None:
-    """Train four times as long, with two ranks, and print the losses."""
+def print_after_128(methods: Mapping[str, Method]) -> None:
+    """Train for 128 steps, with two ranks and two seeds, and print the losses."""
     for name, method in methods.items():
         results = launch(_long_losses, method, world_size=2, timeout=120)
         print(f"{name:14} loss {format_loss(torch.tensor(list(results)).mean(dim=0)[:, None])}")

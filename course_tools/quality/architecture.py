@@ -104,14 +104,14 @@ PUBLIC_NAMES = 19
 NODES = {
     "launcher": 15080,  # statuses nobody heard, forks that return; each step is named
     "record": 7380,  # timers; what becomes of DDP's models; keys and entries whose parts have names
-    "hang": 9620,  # a dataclass for each section of facts; a loop whose rounds differ in no_sync()
+    "hang": 9640,  # a dataclass for each section of facts; a loop whose rounds differ in no_sync()
     "flight": 12300,  # dumps of any torch, read safely; evidence for nine kinds of guilt; a watcher
     "network": 4350,  # what a ring of a thousand ranks costs, by formula; a name for each step
-    "pictures": 9100,  # each coordinate and mark has a name; what is wide stands in two rows
+    "pictures": 9150,  # each coordinate and mark has a name; what is wide stands in two rows
     "devices": 3120,  # a name for each step, here as elsewhere
     # Hangs told from dumps, dry runs, a panel that comes by itself, silence that ends a launch.
     # Models that ranks have changed, or changed differently; a curve from its first step.
-    PACKAGE: 67600,
+    PACKAGE: 67700,
     # Results as plain data; what an answer reaches beside its arguments: frames, memory, copies;
     # likely mistakes by their results, results that are a factor off, and what a rank was given
     # that raises; an answer that lacks a name of a cell which has not run, and a limit of calls.

@@ -43,7 +43,7 @@ LIMITS = {
     "course_utils/pictures": Limit(6.5, 0.0, 2.4, 0.1),  # calls of matplotlib with many arguments
     "course_utils/devices": Limit(5.0, 0.0, 1.9, 0.1),
     "course_utils": Limit(5.5, 0.0, 2.3, 0.1),
-    "course_checks": Limit(5.6, 0.0, 1.0, 0.1),
+    "course_checks": Limit(5.6, 0.0, 1.1, 0.1),
     "course_cluster": Limit(5.5, 0.0, 1.8, 0.0),
     "course_challenge": Limit(5.8, 0.0, 0.7, 0.0),
     "course_lessons": Limit(8.4, 0.0, 8.7, 0.5),

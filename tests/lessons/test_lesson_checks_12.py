@@ -664,10 +664,10 @@ def test_what_the_text_says_of_losses_holds_for_another_seed():
 
 
 @pytest.mark.soak
-def test_error_feedback_pays_after_192_steps_for_another_seed():
+def test_error_feedback_pays_after_128_steps_for_another_seed():
     def losses():
-        methods = ddp(top_k, 0.01), remembering(0.01)
-        return [chapter_12.train(method, 7, 192)[0][-1] for method in methods]
+        methods = ddp(top_k, 0.003), remembering(0.003)
+        return [chapter_12.train(method, 7, 128)[0][-1] for method in methods]
 
     found = launch(losses, world_size=2, backend="gloo", timeout=100)
     without, with_feedback = torch.tensor(list(found)).mean(dim=0).tolist()
