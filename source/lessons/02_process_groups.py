@@ -434,6 +434,7 @@ def one_process(gpu, args):
     work(rank, args.nodes * args.gpus, args.epochs, f"file://{os.getcwd()}/meeting")
 
 
+# %%
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("-n", "--nodes", type=int, default=1)

@@ -937,6 +937,7 @@ def train_both(network, steps):
     return [train_as_is(wrap, network, steps) for wrap in (Unaided, PyTorchs)]
 
 
+# %%
 of_ddp = {}
 for form in (plain, awkward):
     for size, steps in ((2, 10), (4, 3)):

@@ -59,7 +59,7 @@ def test_no_exercise_is_attempted_and_every_solution_passes(folder, said, slug):
     text = nbformat.read(labs.ROOT / folder / f"{slug}.ipynb", as_version=4)
     compared = [c for c in text.cells if "nbval-ignore-output" not in c.metadata.get("tags", [])]
     outputs = [out for cell in compared for out in cell.get("outputs", []) if "data" in out]
-    begun = [re.match("([–✓✗]) .*: (\\w+) ", out.data.get("text/plain", "")) for out in outputs]
+    begun = [re.match("([–✓✗]) [^:]*: (\\w+)", out.data.get("text/plain", "")) for out in outputs]
     marks = {name: mark for mark, name in (found.groups() for found in begun if found)}
     wanted = dict.fromkeys(labs.names(slug), said)
     if said == "–" and slug in OPENING:
