@@ -206,6 +206,8 @@
   const progressCell = panel =>
     cellsOf(panel).findLastIndex(cell => isCode(cell) && sourceOf(cell).startsWith('progress('));
 
+  let progressNote;  // the last one, whose place the next one takes
+
   /* What passes is told where the learner is; the list at the end of the page is a click away. */
   async function progress(app) {
     const panel = panelOf(app);
@@ -219,7 +221,8 @@
     if (!list) return showList(app, args);
     const names = list.split('\n').map(line => line.split(/[:：]/)[0]); // JupyterLab cuts long ones
     const toTheList = { label: words('courseToTheList'), commandId: 'course:list', args };
-    notify(app, names.join('\n'), [toTheList]);
+    if (progressNote) dismiss(app, progressNote);
+    progressNote = await notify(app, names.join('\n'), [toTheList]);
   }
 
   async function showList(app, args) {
