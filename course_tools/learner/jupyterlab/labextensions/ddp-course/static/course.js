@@ -333,25 +333,29 @@
   function tellOfMissingNames(app, panel) {
     const { content } = panel;
     const known = new WeakSet();  // outputs that were told of, or were there when it opened
-    const told = new Map();  // by a cell: its output that was told of, and the note's id
+    const told = new Map();  // by a cell: the name that it misses, and the note's id once it's there
     function* newErrors() {
       for (const cell of content.widgets) {
         for (const output of outputsOf(cell)) {
           if (known.has(output)) continue;
           known.add(output);
           const name = missingName(output);
-          if (name && !raises(cell)) yield [cell, output, name];
+          if (name && !raises(cell)) yield [cell, name];
         }
       }
     }
+    const misses = (cell, name) => outputsOf(cell).some(output => missingName(output) === name);
     const takeBack = () => {
-      for (const [cell, { output, note }] of told) {
-        if (!panel.isDisposed && outputsOf(cell).includes(output)) continue;
+      for (const [cell, { name, note }] of told) {
+        if (!panel.isDisposed && misses(cell, name)) continue;
         told.delete(cell);
-        dismiss(app, note);
+        if (note) dismiss(app, note);
       }
     };
-    const tell = async (cell, output, name) => {
+    const tell = async (cell, name) => {
+      if (told.has(cell)) return;  // Lab makes outputs anew when it begins to trust a notebook
+      const entry = { name };
+      told.set(cell, entry);
       const above = content.widgets.slice(0, content.widgets.indexOf(cell));
       const maker = above.findLastIndex(other => makes(other, name));
       if (maker < 0 || !(await notRun(panel, [above[maker]])).length) return;
@@ -359,9 +363,8 @@
       const message = words('courseMissing').replace('{name}', name).replace('{heading}', heading);
       const args = { panel: panel.id, cell: cell.model.id };
       const action = { label: words('courseAbove'), commandId: 'course:above', args };
-      const note = await notify(app, message, [action], false);
-      told.set(cell, { output, note });
-      takeBack();  // it may have run again meanwhile
+      entry.note = await notify(app, message, [action], false);
+      if (told.get(cell) !== entry) dismiss(app, entry.note);  // it has run again meanwhile
     };
     panel.disposed.connect(takeBack);
     panel.context.ready.then(() => {
