@@ -27,6 +27,7 @@ from course_tools.measure.bandwidth import SIZES, Row, all_reduce
 from course_tools.notebooks import build
 from course_utils import WorkerTimeout, hardware, launch
 from course_utils.devices.driver import usable_gpus
+from course_utils.launcher.deadlines import slowness
 
 # Workers that add up numbers of the CPU, which gloo does beside NCCL but not NCCL alone; and those
 # that need four ranks.
@@ -226,6 +227,10 @@ def torchrun(*script: str, timeout_s: float = 45) -> str:
     """Runs a script in a process for each GPU and returns what it prints.
 
     It is ended gently: a killed torchrun would leave those processes behind.
+
+    Args:
+        script: Its path, or `-m` and its module, and its arguments.
+        timeout_s: How long is long enough on a quiet machine.
     """
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += [f"--nproc-per-node={gpus()}", *script]
@@ -234,7 +239,7 @@ def torchrun(*script: str, timeout_s: float = 45) -> str:
     streams = {"stdout": subprocess.PIPE, "text": True}
     process = subprocess.Popen(command, cwd=ROOT, env=settings, **streams)
     try:
-        printed, _ = process.communicate(timeout=timeout_s)
+        printed, _ = process.communicate(timeout=timeout_s * slowness())
     finally:
         process.terminate()
         process.wait()

@@ -139,7 +139,7 @@ def course(tmp_path_factory) -> Course:
         ("brings_code_in_the_recording", "builtins.exec is no type of data"),
         ("changes_a_class", "must not change a class"),
         ("knows_two_ranks_only", "✗ wrong: knows_two_ranks_only (3 ranks"),
-        ("rank_of", "✗ wrong: rank_of (400 processes"),
+        ("rank_of", "✗ wrong: rank_of (1 rank, 400 processes"),
     ],
 )
 def test_the_teacher_is_told_how_a_cheat_or_an_answer_failed(course, name, why):

@@ -281,6 +281,7 @@ def become(requests: socket.socket, request: bytes, descriptors: list[int]) -> N
     os.chdir(wanted["cwd"] or ".")
     os.environ.clear()
     os.environ.update(wanted["env"], JPY_PARENT_PID=str(parent))
+    tempfile.tempdir = None  # as its TMPDIR says, if it has one
     if "-c" in options:
         os.environ.pop("JPY_PARENT_PID")
         run_code(options[-1])
