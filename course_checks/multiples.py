@@ -1,5 +1,6 @@
 """Whether wrong results are only a factor off, such as a sum where an average is wanted."""
 
+import math
 from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
@@ -37,9 +38,10 @@ def factor_in_words(wanted: Sequence[Any], got: Sequence[Any]) -> str:
 def _factor(wanted: Tensor, got: Tensor, most: int) -> Fraction | None:
     """The factor, if it's a fraction of numbers up to `most`, as those are that ranks divide by."""
     square = wanted.dot(wanted).item()
-    if not square or not got.isfinite().all():
+    product = wanted.dot(got).item()
+    if square == 0 or not math.isfinite(square) or not math.isfinite(product):
         return None
-    share = wanted.dot(got).item() / square
+    share = product / square
     factor = Fraction(share).limit_denominator(most)
     if not 0 < factor <= most or factor == 1:
         return None
