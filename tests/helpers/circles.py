@@ -38,6 +38,7 @@ OUTER = (
     "tests/house/test_interrupted.py::*",
     "tests/house/test_load.py::*",
     "tests/house/test_mutants.py::*",
+    "tests/house/test_temporary_files.py::*",
     "tests/house/test_teaching.py::test_a_chapter_takes*",
     "tests/house/test_teaching.py::test_a_lab_takes*",
     "tests/house/test_teaching.py::test_a_week*",
