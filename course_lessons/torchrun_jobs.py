@@ -31,6 +31,15 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import _dump_fr_trace
 from torch.distributed.elastic.multiprocessing.errors import record
 """
+# Without destroy_process_group(), Python's end and gloo's threads can wait for each other until
+# torchrun kills the rank (github.com/pytorch/pytorch/issues/190489). So a rank that fails leaves
+# at once, as soon as it has said why.
+_TAIL = """try:
+    record({main})(sys.argv[1])
+except Exception:
+    sys.excepthook(*sys.exc_info())
+    os._exit(1)
+"""
 _COMMAND = ["--standalone", "--nproc-per-node=2", "--log-dir=logs", "--redirects=3"]
 _COMMAND += ["--monitor-interval=0.2", "train.py"]
 _SPOILED = "spoiled checkpoint"  # the failure that is in a file, not in the script
@@ -83,8 +92,8 @@ class Jobs:
         """Write the script and the checkpoint of both ranks."""
         folder.mkdir()
         sources = [inspect.getsource(function) for function in self._functions]
-        call = f"record({self._functions[-1].__name__})(sys.argv[1])\n"
-        (folder / "train.py").write_text("\n\n".join([_HEAD, *sources, call]))
+        tail = _TAIL.format(main=self._functions[-1].__name__)
+        (folder / "train.py").write_text("\n\n".join([_HEAD, *sources, tail]))
         for rank in range(2):
             torch.save(torch.zeros(1), folder / f"checkpoint{rank}.pt")
         if fault == _SPOILED:

@@ -760,7 +760,7 @@ pictures.draw_signal(1, heard_s, timeout_s=3)
 # The signal was heard when the group's timeout ended the call. `train.py` has a timeout of 6 s, so its waiting ranks leave their dump in time. With gloo's default of 30 minutes they would not: 30 s after SIGTERM `torchrun` sends SIGKILL, which no `finally` survives.
 
 # %% [markdown]
-# The functions go into a file `train.py`, whose last line is `record(main)(sys.argv[1])`. `record` is `torch.distributed.elastic.multiprocessing.errors.record`: it writes an exception of `main` into a file that `torchrun` reads.
+# The functions go into a file `train.py`, which ends by calling `record(main)(sys.argv[1])`. `record` is `torch.distributed.elastic.multiprocessing.errors.record`: it writes an exception of `main` into a file that `torchrun` reads.
 # `jobs.start` does in a folder of its own what you would type:
 #
 # ```text
