@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 FILE = "COURSE_SCORES"  # in the environment: the path of the file
-_CHAPTER = re.compile(r"lesson_(\d\d)_")  # in the name of a learner's copy
+_CHAPTER = re.compile(r"chapter_(\d\d)_")  # in the name of a learner's copy
 
 
 class KeptAnswer(NamedTuple):

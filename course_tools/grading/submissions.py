@@ -113,7 +113,7 @@ def _why_ignored(file: str, student: str) -> str:
     if not student:
         return "nobody's: put it into submitted/NAME/"
     _folder, _slash, name = file.rpartition("/")
-    if name.startswith(("lesson_", "challenge")):
+    if name.startswith(("chapter_", "lesson_", "challenge")):
         return "the course's own"
     if "/." in f"/{file}":
         return "hidden"

@@ -23,7 +23,7 @@ from nbformat.sign import NotebookNotary
 from course_material import scores
 from course_tools.learner.buttons import add_buttons, is_buttons
 
-FOLDERS = {"lesson": "notebooks", "lab": "exercises"}
+FOLDERS = {"chapter": "notebooks", "lab": "exercises"}  # in the order of the list of files
 MAP, MY_MAP = "README.md", "course_map.md"
 SIGNATURE = "\n<!-- "  # below the map: behind it stands the digest of what the course wrote
 ADVICE = Path(__file__).with_name("AGENTS.md")  # for assistants, in a learner's folder
@@ -72,7 +72,7 @@ def _document(path: Path, root: Path) -> str:
 
 
 def originals(root: Path) -> dict[str, Path]:
-    """The original of every copy, by its name: `lesson_03_...`, `lab_03_...`, `challenge`."""
+    """The original of every copy, by its name: `chapter_03_...`, `lab_03_...`, `challenge`."""
     by_name = {}
     for kind, folder in FOLDERS.items():
         paths = (root / folder).glob("[0-9]*_*.ipynb")
@@ -103,7 +103,7 @@ def last_used(folder: Path) -> Path | None:
 
 def _has_been_run(path: Path) -> bool:
     """Whether a cell of a notebook has been run."""
-    notebook = _read(path)
+    notebook = read(path)
     if notebook is None:
         return False
     return any(cell.get("execution_count") for cell in notebook.cells)
@@ -149,7 +149,7 @@ def copied(original: Path, root: Path, folder: Path) -> NotebookNode:
         solution = _solution(original, root)
         add_buttons(notebook, solution, language())
     notebook.metadata["language_info"] = language_of_kernel()
-    texts = {cell.id: _digest(cell.source) for cell in notebook.cells}
+    texts = {cell.id: digest(cell.source) for cell in notebook.cells}
     notebook.metadata["course"] = {"original": original.name, "texts": texts}
     return notebook
 
@@ -206,7 +206,7 @@ def merged(old: NotebookNode, new: NotebookNode) -> int:
         is_in_new = cell.id in ids
         if is_in_new:
             at = ids.index(cell.id)
-        is_unchanged = texts.get(cell.id) == _digest(cell.source)
+        is_unchanged = texts.get(cell.id) == digest(cell.source)
         if is_unchanged or not cell.source.strip():
             continue
         moved += 1
@@ -265,7 +265,7 @@ def has_newer_original(root: Path, folder: Path, name: str) -> bool:
     if copy is None:
         return False
     original = originals(root)[name]
-    made_of = _cells_of_original(_read(copy))
+    made_of = _cells_of_original(read(copy))
     wanted = _cells_of_original(copied(original, root, folder))
     return made_of != wanted
 
@@ -273,7 +273,7 @@ def has_newer_original(root: Path, folder: Path, name: str) -> bool:
 def lay_out_scripts(root: Path, folder: Path) -> list[str]:
     """Copies the scripts and folders that lessons use, where they are missing."""
     notices = []
-    lessons = root / FOLDERS["lesson"]
+    lessons = root / FOLDERS["chapter"]
     scripts = lessons.glob("*.py")
     evidence = lessons.glob("incident/**/*")
     for original in sorted([*scripts, *evidence]):
@@ -295,7 +295,7 @@ def lay_out_map(root: Path, folder: Path) -> list[str]:
 
     The digest in its last line tells which it is.
     """
-    original = root / FOLDERS["lesson"] / MAP
+    original = root / FOLDERS["chapter"] / MAP
     copy = folder / MY_MAP
     if not original.exists():
         return []
@@ -331,7 +331,7 @@ def _signed(text: str) -> str:
 
 def _signature(text: str) -> str:
     """The last line of a text, which has its digest."""
-    return f"{SIGNATURE}{_digest(text)} -->\n"
+    return f"{SIGNATURE}{digest(text)} -->\n"
 
 
 def with_links_for_boxes(text: str) -> str:
@@ -340,8 +340,8 @@ def with_links_for_boxes(text: str) -> str:
     A subgraph of the diagram becomes a line, and a dotted arrow a detour in brackets.
     """
     lessons = {}
-    for number, end_of_name in re.findall(r"\]\(lesson_(\d\d)(\w+\.ipynb)\)", text):
-        lessons[number] = f"lesson_{number}{end_of_name}"
+    for number, end_of_name in re.findall(r"\]\(chapter_(\d\d)(\w+\.ipynb)\)", text):
+        lessons[number] = f"chapter_{number}{end_of_name}"
 
     def as_list(diagram: re.Match[str]) -> str:
         lines = []
@@ -384,7 +384,7 @@ def _to_newest(text: str, folder: Path) -> str:
             return match[0]
         return f"]({newest_copy.name})"
 
-    return re.sub(r"\]\(((?:lesson|lab)_\w+)\.ipynb\)", link, text)
+    return re.sub(r"\]\(((?:chapter|lab)_\w+)\.ipynb\)", link, text)
 
 
 def scores_of(folder: Path) -> str:
@@ -408,7 +408,7 @@ def fresh(root: Path, folder: Path, name: str, today: datetime.date) -> str:
     original = originals(root)[name]
     notebook = copied(original, root, folder)
     old = newest(folder, name)
-    my_copy = _read(old) if old else None
+    my_copy = read(old) if old else None
     changes = _changes(my_copy, notebook)
     if my_copy and not changes:
         return f"{old.name} is up to date."
@@ -454,7 +454,7 @@ def _changes(my_copy: NotebookNode | None, wanted: NotebookNode) -> list[str]:
         if is_buttons(cell):  # changes with the cell above it
             continue
         first_line, _, _ = cell.source.partition("\n")
-        cell_of_original = (cell.id, _digest(cell.source))
+        cell_of_original = (cell.id, digest(cell.source))
         possible_ids = {cell.id, _id_of_mine(cell)}
         if cell_of_original not in known:
             lines.append(f"  new or changed: {first_line:.70}")
@@ -475,7 +475,7 @@ def _cells_of_original(copy: NotebookNode | None) -> set[tuple[str, str]]:
     return set(texts.items())
 
 
-def _read(path: Path) -> NotebookNode | None:
+def read(path: Path) -> NotebookNode | None:
     """A notebook, or None if the file is none."""
     try:
         return nbformat.read(path, as_version=4)
@@ -501,7 +501,7 @@ def notary() -> NotebookNotary:
     return NotebookNotary(data_dir=folder)
 
 
-def _digest(text: str) -> str:
+def digest(text: str) -> str:
     """What a text is known by."""
     digest = hashlib.sha256(text.encode())
     return digest.hexdigest()[:12]

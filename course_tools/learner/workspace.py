@@ -18,6 +18,7 @@ from pathlib import Path
 
 from course_material import scores
 from course_tools import ROOT
+from course_tools.learner import earlier_names
 from course_tools.learner.copies import (
     SCORES,
     fresh,
@@ -30,7 +31,6 @@ from course_tools.learner.copies import (
     originals,
 )
 
-WORKSPACES = ".workspaces"  # which tabs JupyterLab had open on this folder
 NEWER = "COURSE_NEWER"  # for JupyterLab: names of the copies that have a newer original
 
 
@@ -45,6 +45,8 @@ def main(args: Iterable[str] | None = None, root: Path = ROOT, again: str = "") 
     if unknown and not options.lab:
         parser.error(f"unknown: {' '.join(unknown)}")
     folder = home(root)
+    for line in earlier_names.rename(folder):
+        print(line, flush=True)
     if options.fresh:
         return make_fresh(root, folder, options.names)
     if not again:
@@ -84,7 +86,7 @@ def lab_command(root: Path, folder: Path) -> tuple[list[str], dict[str, str]]:
         The command, and the environment that it runs in.
     """
     top = root if folder.is_relative_to(root) else folder
-    opened = last_used(folder) or newest(folder, "lesson_00_start_here") or folder
+    opened = last_used(folder) or newest(folder, "chapter_00_start_here") or folder
     page = opened.relative_to(top).as_posix()
     command = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={top}"]
     command.append(f"--LabApp.default_url=/lab/tree/{page}")
@@ -110,7 +112,7 @@ def lab_environment(root: Path, folder: Path) -> dict[str, str]:
         environment["VIRTUAL_ENV"] = sys.prefix
     environment[scores.FILE] = str(folder / SCORES)
     # Its default lies in one's home, and would open tabs of another folder of the course.
-    environment["JUPYTERLAB_WORKSPACES_DIR"] = str(folder / WORKSPACES)
+    environment["JUPYTERLAB_WORKSPACES_DIR"] = str(folder / earlier_names.WORKSPACES)
     folder_of_all_languages = folder.parent if language() else folder
     environment["COURSE_MY"] = str(folder_of_all_languages)
     newer = [name for name in originals(root) if has_newer_original(root, folder, name)]

@@ -103,7 +103,7 @@ def test_the_newest_counts_by_its_own_record_and_then_by_its_time(tmp_path, newe
 
 
 def test_what_the_course_lays_out_is_no_submission_and_what_is_nobodys_is_said(tmp_path):
-    files = "ada/lesson_02_groups.ipynb", "ada/challenge.ipynb", "ada/a/train.py", "loose.ipynb"
+    files = "ada/chapter_02_groups.ipynb", "ada/challenge.ipynb", "ada/a/train.py", "loose.ipynb"
     script, challenge, lesson, loose = sorted(submitted(tmp_path, *files), key=lambda row: row.file)
     assert script.why == "a .py is no notebook: ask for the .ipynb file"
     assert {challenge.why, lesson.why} == {"the course's own"}

@@ -152,7 +152,7 @@ def test_jupyterlab_opens_on_the_copies_with_the_courses_settings(installed, tmp
     assert "2 notebooks of your own are in ddp-course/: write there." in done.stdout
     assert f"root_dir = '{tmp_path / 'ada' / 'ddp-course'}'" in done.stdout
     assert "pre_save_hook = 'course_saving.keep_pictures'" in done.stdout
-    assert "lesson_00_start_here.ipynb" in done.stdout
+    assert "chapter_00_start_here.ipynb" in done.stdout
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture
 def folder(tmp_path):
     """A learner's folder with three copies, in which nothing has been run yet."""
-    for number, name in enumerate(("lesson_00_start_here", "lesson_02_groups", "lab_02_groups")):
+    for number, name in enumerate(("chapter_00_start_here", "chapter_02_groups", "lab_02_groups")):
         notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("1 + 1")])
         path = tmp_path / f"{name}.ipynb"
         nbformat.write(notebook, path)
@@ -41,19 +41,19 @@ def opened(folder: Path) -> str:
 
 
 def test_the_first_day_begins_with_the_first_lesson(folder):
-    assert opened(folder) == "lesson_00_start_here.ipynb"
+    assert opened(folder) == "chapter_00_start_here.ipynb"
 
 
 def test_the_second_day_opens_where_one_was(folder):
     run_and_save(folder / "lab_02_groups.ipynb", 3000)
-    run_and_save(folder / "lesson_02_groups.ipynb", 2000)
+    run_and_save(folder / "chapter_02_groups.ipynb", 2000)
     assert opened(folder) == "lab_02_groups.ipynb"
 
 
 def test_a_notebook_that_cannot_be_read_is_not_where_one_was(folder):
-    run_and_save(folder / "lesson_02_groups.ipynb", 2000)
+    run_and_save(folder / "chapter_02_groups.ipynb", 2000)
     (folder / "mine.ipynb").write_text("<<<<<<< ours")
-    assert opened(folder) == "lesson_02_groups.ipynb"
+    assert opened(folder) == "chapter_02_groups.ipynb"
 
 
 def test_python_pip_and_torchrun_in_a_cell_are_those_of_the_course(folder, monkeypatch):

@@ -2,6 +2,7 @@
 
 import datetime
 import logging
+import os
 import re
 from pathlib import Path
 
@@ -70,8 +71,8 @@ def edit(path, **answers):
 def test_copies_have_no_outputs_and_their_links_lead_to_each_other(course, capsys):
     assert workspace.main([], course) == 0
     assert "2 notebooks of your own are in my/" in capsys.readouterr().out
-    assert sources(course / "my" / "lesson_01_sums.ipynb") == [
-        "Go on with [the lab](lab_01_sums.ipynb), [next](lesson_02_x.ipynb)."
+    assert sources(course / "my" / "chapter_01_sums.ipynb") == [
+        "Go on with [the lab](lab_01_sums.ipynb), [next](chapter_02_x.ipynb)."
     ]
     assert "the answer is 4" not in (course / "my" / "lab_01_sums.ipynb").read_text()
 
@@ -103,6 +104,69 @@ def test_a_second_time_nothing_is_touched_and_nothing_said(course, capsys):
     assert workspace.main([], course) == 0
     assert capsys.readouterr().out == ""
     assert lab.read_bytes() == before
+
+
+def test_copies_with_the_name_of_an_earlier_edition_get_todays_with_all_that_leads_to_them(
+    course, capsys
+):
+    workspace.main([], course)
+    my = course / "my"
+    lesson, lab = my / "chapter_01_sums.ipynb", my / "lab_01_sums.ipynb"
+    of_today = lesson.read_text()
+    lesson.rename(my / "lesson_01_sums.ipynb")
+    again = my / "lesson_01_sums_2026-11-22.ipynb"
+    again.write_text(of_today)
+    edit(lab, double="return 2 * x  # see lesson_01_sums")
+    mine = nbformat.read(lab, as_version=4)
+    mine.cells[1].source += " See [this](lesson_01_sums.ipynb)."
+    nbformat.write(mine, lab)
+    copies.notary().sign(mine)
+    os.utime(lab, (1000, 1000))
+    tabs = my / ".workspaces/tabs"
+    tabs.parent.mkdir()
+    tabs.write_text('"notebook:my/lesson_01_sums.ipynb", "my/lesson_plan.ipynb"')
+    capsys.readouterr()
+    assert workspace.main([], course) == 0
+    said = capsys.readouterr().out
+    assert said == "2 notebooks are called chapter_... now, no longer lesson_...\n"
+    assert list(my.glob("lesson_*.ipynb")) == []
+    assert (my / "chapter_01_sums_2026-11-22.ipynb").exists()
+    assert tabs.read_text() == '"notebook:my/chapter_01_sums.ipynb", "my/lesson_plan.ipynb"'
+    now = nbformat.read(lab, as_version=4)
+    assert now.cells[1].source.endswith("See [this](chapter_01_sums.ipynb).")
+    assert "# see lesson_01_sums" in now.cells[2].source
+    assert copies.notary().check_signature(now)
+    assert lab.stat().st_mtime == 1000
+    workspace.main([], course)
+    assert capsys.readouterr().out == ""
+
+
+def test_links_of_an_earlier_edition_make_no_copy_outdated(course, capsys):
+    workspace.main([], course)
+    lesson = course / "my/chapter_01_sums.ipynb"
+    notebook = nbformat.read(lesson, as_version=4)
+    texts = notebook.metadata["course"]["texts"]
+    for cell in notebook.cells:
+        cell.source = cell.source.replace("chapter_", "lesson_")
+        texts[cell.id] = copies.digest(cell.source)
+    nbformat.write(notebook, lesson)
+    lesson.rename(lesson.with_name("lesson_01_sums.ipynb"))
+    capsys.readouterr()
+    workspace.main([], course)
+    assert "has a newer original" not in capsys.readouterr().out
+    assert "[next](chapter_02_x.ipynb)" in lesson.read_text()
+
+
+def test_a_copy_keeps_an_earlier_name_where_todays_is_taken(course, capsys):
+    workspace.main([], course)
+    lesson = course / "my/chapter_01_sums.ipynb"
+    earlier = lesson.with_name("lesson_01_sums.ipynb")
+    earlier.write_text("mine")
+    before = lesson.read_bytes()
+    capsys.readouterr()
+    workspace.main([], course)
+    assert capsys.readouterr().out == ""
+    assert (earlier.read_text(), lesson.read_bytes()) == ("mine", before)
 
 
 @pytest.mark.parametrize("text", ["<<<<<<< HEAD\n{", "{}", ""])
@@ -218,12 +282,12 @@ def test_a_fresh_copy_of_what_has_none_is_a_first_one(course):
 
 def test_a_name_that_is_not_there_is_told(course, capsys):
     assert workspace.main(["--fresh", "07"], course) == 1
-    assert "there are: lesson_01_sums, lab_01_sums" in capsys.readouterr().err
+    assert "there are: chapter_01_sums, lab_01_sums" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("folder", "top", "first"),
-    [("my", "", "my/lesson_00_start_here.ipynb"), ("../home/ddp", "../home/ddp", "lesson_00")],
+    [("my", "", "my/chapter_00_start_here.ipynb"), ("../home/ddp", "../home/ddp", "chapter_00")],
 )
 def test_jupyterlab_opens_on_the_first_copy(course, monkeypatch, folder, top, first):
     write(course / "notebooks" / "00_start_here.ipynb", LESSON)
@@ -238,10 +302,10 @@ def test_the_course_map_is_copied_and_renewed_until_somebody_writes_into_it(cour
     original, copy = course / "notebooks" / "README.md", course / "my" / "course_map.md"
     original.write_text("[00](01_sums.ipynb), [lab](../exercises/01_sums.ipynb)\n")
     workspace.main([], course)
-    assert copy.read_text().startswith("[00](lesson_01_sums.ipynb), [lab](lab_01_sums.ipynb)\n")
+    assert copy.read_text().startswith("[00](chapter_01_sums.ipynb), [lab](lab_01_sums.ipynb)\n")
     original.write_text("# New\n[00](01_sums.ipynb)\n")
     workspace.main([], course)
-    assert copy.read_text().startswith("# New\n[00](lesson_01_sums.ipynb)\n")
+    assert copy.read_text().startswith("# New\n[00](chapter_01_sums.ipynb)\n")
     mine = "I am here.\n" + copy.read_text()
     copy.write_text(mine)
     capsys.readouterr()
@@ -269,8 +333,8 @@ def test_every_link_in_every_copy_leads_to_a_copy(tmp_path, monkeypatch):
     ]
     assert [(name, link) for name, link in links if not (tmp_path / link).is_file()] == []
     assert {Path(link).parent for _, link in links} == {Path()}
-    assert ("lesson_00_start_here.ipynb", "course_map.md") in links
-    lessons = [f"{name}.ipynb" for name in copies.originals(ROOT) if name[:3] == "les"]
+    assert ("chapter_00_start_here.ipynb", "course_map.md") in links
+    lessons = [f"{name}.ipynb" for name in copies.originals(ROOT) if name.startswith("chapter_")]
     assert {link for name, link in links if name == "course_map.md"} >= set(lessons)
 
 
@@ -305,6 +369,6 @@ def test_the_diagram_of_the_course_map_becomes_links(tmp_path, monkeypatch):
     text = (tmp_path / "course_map.md").read_text()
     assert "mermaid" not in text
     listed = "\n".join(line for line in text.splitlines() if line.startswith("- **"))
-    lessons = [name for name in copies.originals(ROOT) if name.startswith("lesson_")]
+    lessons = [name for name in copies.originals(ROOT) if name.startswith("chapter_")]
     assert re.findall(r"\]\((\w+)\.ipynb\)", listed) != []
     assert sorted(re.findall(r"\]\((\w+)\.ipynb\)", listed)) == sorted(lessons)

@@ -289,9 +289,9 @@ def test_chinese_copies_lie_beside_english_ones_and_lead_to_each_other(course, m
     monkeypatch.setenv("COURSE_LANG", "zh")
     assert workspace.main([], course) == 0
     assert "2 notebooks of your own are in my/zh/: write there." in capsys.readouterr().out
-    lesson = nbformat.read(course / "my/zh/lesson_00_sums.ipynb", as_version=4)
+    lesson = nbformat.read(course / "my/zh/chapter_00_sums.ipynb", as_version=4)
     assert "在[实验](lab_00_sums.ipynb)里得到" in lesson.cells[0].source
-    english = nbformat.read(course / "my/lesson_00_sums.ipynb", as_version=4)
+    english = nbformat.read(course / "my/chapter_00_sums.ipynb", as_version=4)
     assert "Two ranks add up" in english.cells[0].source
     assert english.cells[0].id == lesson.cells[0].id
 
@@ -304,7 +304,7 @@ def test_a_better_translation_is_a_newer_original(course, monkeypatch, capsys):
     workspace.main([], course)
     said = capsys.readouterr().out
     assert said == (
-        "lesson_00_sums.ipynb has a newer original: make fresh lang=zh only=lesson_00_sums\n"
+        "chapter_00_sums.ipynb has a newer original: make fresh lang=zh only=chapter_00_sums\n"
     )
 
 
@@ -317,8 +317,8 @@ def test_a_language_that_is_not_there_is_refused(course, monkeypatch):
 def test_ddp_course_takes_the_language_by_an_option(tmp_path, monkeypatch, capsys):
     for name in ("COURSE_MY", "COURSE_LANG"):
         monkeypatch.setenv(name, "")  # and put back what the command sets
-    assert ddp_course.main(["--my", str(tmp_path), "--lang", "zh", "fresh", "lesson_00"]) == 0
-    assert "New: lesson_00_start_here.ipynb" in capsys.readouterr().out
-    copy = nbformat.read(tmp_path / "zh/lesson_00_start_here.ipynb", as_version=4)
+    assert ddp_course.main(["--my", str(tmp_path), "--lang", "zh", "fresh", "chapter_00"]) == 0
+    assert "New: chapter_00_start_here.ipynb" in capsys.readouterr().out
+    copy = nbformat.read(tmp_path / "zh/chapter_00_start_here.ipynb", as_version=4)
     assert copy.cells[0].source.startswith("# 00 · 从这里开始")
     assert any("](course_map.md)" in cell.source for cell in copy.cells)

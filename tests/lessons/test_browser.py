@@ -335,7 +335,7 @@ ANSWERS = {
     "rank_of": "def rank_of(node, local, processes):\n    return sum(processes[:node], local)",
     "place_of": "def place_of(processes):\n    return 0, dist.get_rank()",
 }
-LESSON, LAB = "lesson_03_collective_primitives.ipynb", "lab_02_process_groups.ipynb"
+LESSON, LAB = "chapter_03_collective_primitives.ipynb", "lab_02_process_groups.ipynb"
 LAB_TOO = "lab_02_process_groups_too.ipynb"
 CUT = """() => [...document.querySelectorAll('.jp-DirListing-itemText')]
     .filter(name => name.scrollWidth > name.clientWidth).map(name => name.innerText)"""
@@ -478,8 +478,8 @@ def _fresh_takes_the_answers_along(course: Path, own: Path, environment: dict[st
 
 
 ASKS, EXPERIMENT, RAISES, GOES_ON = range(1, 5)  # code cells of a lesson with one question
-ASKING, ASKING_TOO = "lesson_03_asks.ipynb", "lesson_04_asks.ipynb"  # each keeps its own answers
-MIDDLE = "lesson_05_middle.ipynb"  # in which one may begin in the middle
+ASKING, ASKING_TOO = "chapter_03_asks.ipynb", "chapter_04_asks.ipynb"  # each keeps its own answers
+MIDDLE = "chapter_05_middle.ipynb"  # in which one may begin in the middle
 LESSON_TO_BEGIN_IN = [
     "## 1 · The sum",
     """
@@ -495,7 +495,7 @@ LESSON_TO_BEGIN_IN = [
           world_sizes=(1, 2))""",
     "print('drawn of', total.__name__)",
 ]
-FAILS = "lesson_06_fails.ipynb"  # of cells that fail without those above
+FAILS = "chapter_06_fails.ipynb"  # of cells that fail without those above
 LESSON_THAT_FAILS = [
     "## 1 · Counts",
     """

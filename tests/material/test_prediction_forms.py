@@ -293,16 +293,16 @@ def kept(tmp_path, monkeypatch):
     """The file in which scores are kept, of a kernel of chapter 03."""
     path = tmp_path / ".predictions.json"
     monkeypatch.setenv(scores.FILE, str(path))
-    monkeypatch.setenv("JPY_SESSION_NAME", "my/lesson_03_collective_primitives.ipynb")
+    monkeypatch.setenv("JPY_SESSION_NAME", "my/chapter_03_collective_primitives.ipynb")
     return path
 
 
 def test_scores_are_kept_by_chapter_and_the_last_answer_counts(kept, monkeypatch):
     predict("a", 1).measured(2)
     predict("b", 1).measured(1)
-    monkeypatch.setenv("JPY_SESSION_NAME", "lesson_04_ddp_training_2026-11-25.ipynb")
+    monkeypatch.setenv("JPY_SESSION_NAME", "chapter_04_ddp_training_2026-11-25.ipynb")
     predict("a", 2).measured(2)
-    monkeypatch.setenv("JPY_SESSION_NAME", "my/lesson_03_collective_primitives.ipynb")
+    monkeypatch.setenv("JPY_SESSION_NAME", "my/chapter_03_collective_primitives.ipynb")
     predict("a", 2).measured(2)
     assert scores.read(kept) == {"03": {"a": True, "b": True}, "04": {"a": True}}
     assert os.listdir(kept.parent) == [kept.name]

@@ -101,7 +101,7 @@ def test_what_this_kernel_has_checked_counts_first(kernel, lab):
     assert state() == WRONG
 
 
-@pytest.mark.parametrize("name", ["", "lesson_02_process_groups.ipynb", "lab_03_x.ipynb"])
+@pytest.mark.parametrize("name", ["", "chapter_02_process_groups.ipynb", "lab_03_x.ipynb"])
 def test_a_verdict_of_one_lab_says_nothing_elsewhere(kernel, lab, monkeypatch, name):
     kernel.append(ANSWER)
     note(Outcome("mean_of_all", PASSED))
