@@ -48,7 +48,7 @@ def kept_answer(question: str) -> KeptAnswer | None:
 def read(path: Path) -> dict[str, dict[str, bool]]:
     """Whether each measured answer was right, by chapter and question; empty if unread."""
     rights: dict[str, dict[str, bool]] = {}
-    for chapter, questions in _entries(path).items():
+    for chapter, questions in entries(path).items():
         for question, entry in questions.items():
             if entry.get("right") is not None:
                 rights.setdefault(chapter, {})[question] = entry["right"]
@@ -60,7 +60,7 @@ def entry_of(place: str | None, name: str) -> dict[str, Any]:
     path = os.environ.get(FILE)
     if not path or not place:
         return {}
-    return _entries(Path(path)).get(place, {}).get(name, {})
+    return entries(Path(path)).get(place, {}).get(name, {})
 
 
 def update(place: str | None, name: str, news: dict[str, Any]) -> None:
@@ -68,24 +68,24 @@ def update(place: str | None, name: str, news: dict[str, Any]) -> None:
     path = os.environ.get(FILE)
     if not path or not place:
         return
-    entries = _entries(Path(path))
-    entry = entries.setdefault(place, {}).setdefault(name, {})
+    kept = entries(Path(path))
+    entry = kept.setdefault(place, {}).setdefault(name, {})
     entry.update(news)
-    _replace(Path(path), json.dumps(entries, indent=1, sort_keys=True, ensure_ascii=False))
+    _replace(Path(path), json.dumps(kept, indent=1, sort_keys=True, ensure_ascii=False))
 
 
-def _entries(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
-    """All that the file holds; nothing if it can't be read."""
+def entries(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
+    """All that the file holds, by place and name; nothing if it can't be read."""
     kept = None
     with contextlib.suppress(OSError, ValueError):
         kept = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(kept, dict):
         return {}
-    entries = {}
-    for chapter, questions in kept.items():
-        if isinstance(questions, dict):
-            entries[chapter] = {text: _entry(value) for text, value in questions.items()}
-    return entries
+    by_place = {}
+    for place, names in kept.items():
+        if isinstance(names, dict):
+            by_place[place] = {name: _entry(value) for name, value in names.items()}
+    return by_place
 
 
 def _entry(value: Any) -> dict[str, Any]:

@@ -52,6 +52,23 @@ def kept(answer: str) -> str:
     return str(verdict.get("state", ""))
 
 
+def passed_in(lab: Path, scores_file: Path) -> set[str]:
+    """The answers whose check passed, and whose cells are in a saved lab as they were then.
+
+    What was judged in an older copy of the lab counts, too.
+    """
+    digests = {_digest(cell) for cell in code_cells(lab)}
+    name = _LAB.match(lab.name)
+    passed = set()
+    for place, answers in scores.entries(scores_file).items():
+        if name is None or not place.startswith(name[0]):
+            continue
+        for answer, verdict in answers.items():
+            if verdict.get("state") == "passed" and verdict.get("cell") in digests:
+                passed.add(answer)
+    return passed
+
+
 def _lab() -> str | None:
     """The name of this kernel's notebook, if it is a lab."""
     name = Path(os.environ.get("JPY_SESSION_NAME", "")).name
@@ -77,9 +94,15 @@ def _cells_of_this_kernel() -> list[str]:
 
 def saved_cells() -> list[str]:
     """The cells of this kernel's notebook, as it was saved last."""
+    name = os.environ.get("JPY_SESSION_NAME")
+    return code_cells(Path(name)) if name else []
+
+
+def code_cells(notebook: Path) -> list[str]:
+    """The texts of a saved notebook's code cells; none if it can't be read."""
     cells = []
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        text = Path(os.environ["JPY_SESSION_NAME"]).read_text(encoding="utf-8")
+        text = notebook.read_text(encoding="utf-8")
         for cell in json.loads(text)["cells"]:
             if cell["cell_type"] == "code":
                 cells.append("".join(cell["source"]))

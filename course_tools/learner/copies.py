@@ -20,18 +20,14 @@ from jupyter_core.paths import jupyter_data_dir
 from nbformat import NotebookNode
 from nbformat.sign import NotebookNotary
 
-from course_material import scores
+from course_tools.learner import scoreboard
 from course_tools.learner.buttons import add_buttons, is_buttons
 
 FOLDERS = {"chapter": "notebooks", "lab": "exercises"}  # in the order of the list of files
 MAP, MY_MAP = "README.md", "course_map.md"
 SIGNATURE = "\n<!-- "  # below the map: behind it stands the digest of what the course wrote
 ADVICE = Path(__file__).with_name("AGENTS.md")  # for assistants, in a learner's folder
-SCORES = ".predictions.json"  # how many predictions were right, chapter by chapter
-SCORE_WORDS = {
-    "": ("## Your predictions", "| chapter | right, of those that you made |"),
-    "zh": ("## 你的预测", "| 章 | 猜对的，以及猜过的 |"),
-}
+SCORES = ".predictions.json"  # what `course_material.scores` keeps
 LINK = re.compile(  # in Markdown, and in the HTML of folded answers
     r"""(\]\(|href=["'])(?:\.\./(notebooks|exercises|solutions)/)?([0-9]+_\w+\.ipynb|README\.md)"""
 )
@@ -93,6 +89,16 @@ def newest(folder: Path, name: str) -> Path | None:
         if re.fullmatch(r"[\d_-]*", date_and_number):
             copies.append(path)
     return max(copies, key=lambda path: path.stem, default=None)
+
+
+def labs_in(root: Path, folder: Path) -> dict[str, Path]:
+    """A learner's newest copy of each lab, by the lab's name without `lab_`."""
+    labs = {}
+    for name in originals(root):
+        copy = newest(folder, name)
+        if copy is not None and name.startswith("lab_"):
+            labs[copy.stem.removeprefix("lab_")] = copy
+    return labs
 
 
 def last_used(folder: Path) -> Path | None:
@@ -321,7 +327,8 @@ def _text_of_map(original: Path, root: Path, folder: Path) -> str:
     text = relinked(text, original, root, folder)
     text = with_links_for_boxes(text)
     text = _to_newest(text, folder)
-    return text + scores_of(folder)
+    labs = labs_in(root, folder).values()
+    return text + scoreboard.sections(folder / SCORES, labs, language())
 
 
 def _signed(text: str) -> str:
@@ -385,19 +392,6 @@ def _to_newest(text: str, folder: Path) -> str:
         return f"]({newest_copy.name})"
 
     return re.sub(r"\]\(((?:chapter|lab)_\w+)\.ipynb\)", link, text)
-
-
-def scores_of(folder: Path) -> str:
-    """A section of the course map with the learner's predictions; nothing before the first."""
-    known = scores.read(folder / SCORES)
-    if not known:
-        return ""
-    heading, columns = SCORE_WORDS[language()]
-    text = f"\n{heading}\n\n{columns}\n| --- | --- |\n"
-    for chapter, answers in sorted(known.items()):
-        right = sum(answers.values())
-        text += f"| {chapter} | {right} / {len(answers)} |\n"
-    return text
 
 
 def fresh(root: Path, folder: Path, name: str, today: datetime.date) -> str:

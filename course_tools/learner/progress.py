@@ -96,7 +96,7 @@ def total(overviews: list[str]) -> str:
 
 def main(names: list[str], root: Path = ROOT) -> int:
     """Prints the overview of every lab, or of those named; returns the exit status."""
-    labs = _copies_of_labs(root)
+    labs = copies.labs_in(root, copies.home(root))
     if not labs:
         advice = "no labs of your own yet: `make lab` or `ddp-course` copies them for you"
         print(advice, file=sys.stderr)
@@ -114,17 +114,6 @@ def main(names: list[str], root: Path = ROOT) -> int:
     if len(overviews) > 1:
         print(f"\n{total(overviews)}")
     return 0
-
-
-def _copies_of_labs(root: Path) -> dict[str, Path]:
-    """A learner's newest copy of each lab, by the lab's slug."""
-    folder = copies.home(root)
-    labs = {}
-    for name in copies.originals(root):
-        copy = copies.newest(folder, name)
-        if copy is not None and name.startswith("lab_"):
-            labs[copy.stem.removeprefix("lab_")] = copy
-    return labs
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 """What `make lab` opens, and what a cell or a terminal finds there."""
 
+import hashlib
 import importlib
+import json
 import os
 import re
 import subprocess
@@ -12,6 +14,7 @@ import pytest
 from warm_kernels import NURSERY
 
 from course_tools.learner import copies, workspace
+from course_tools.learner.jupyterlab.course_saving import renew_course_map
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -131,6 +134,50 @@ def test_the_course_map_says_how_many_predictions_were_right(folder, monkeypatch
     course_map = (folder / "course_map.md").read_text()
     assert "## Your predictions" in course_map
     assert "| 00 | 1 / 1 |\n| 03 | 1 / 2 |\n" in course_map
+
+
+def test_the_course_map_counts_the_exercises_that_pass_until_they_are_changed(folder, monkeypatch):
+    monkeypatch.delenv("COURSE_LANG", raising=False)
+    lab = folder / "lab_02_process_groups.ipynb"
+    notebook = nbformat.read(ROOT / "exercises/02_process_groups.ipynb", as_version=4)
+    (answer,) = [cell for cell in notebook.cells if cell.source.startswith("def rank_of(")]
+    answer.source = "def rank_of(place):\n    return 1"
+    digest = hashlib.sha256(answer.source.encode()).hexdigest()[:16]
+    verdicts = {
+        "rank_of": {"state": "passed", "cell": digest},
+        "place_of": {"state": "wrong", "cell": digest},
+        "mean_of_all": {"state": "passed", "cell": "0123456789abcdef"},  # of what stood there then
+        "no_exercise": {"state": "passed", "cell": digest},
+    }
+    nbformat.write(notebook, lab)
+    of_an_older_copy = {"lab_02_process_groups_2026-11-22.ipynb": verdicts}
+    (folder / copies.SCORES).write_text(json.dumps(of_an_older_copy))
+    copies.lay_out_map(ROOT, folder)
+    row = "| [lab_02_process_groups](lab_02_process_groups.ipynb) | 1 / 5 |\n"
+    assert row in (folder / "course_map.md").read_text()
+    answer.source += "  # changed"
+    nbformat.write(notebook, lab)
+    copies.lay_out_map(ROOT, folder)
+    assert "Your exercises" not in (folder / "course_map.md").read_text()
+
+
+def test_the_course_map_is_renewed_when_a_notebook_is_saved_after_news(folder, monkeypatch):
+    monkeypatch.delenv("COURSE_LANG", raising=False)
+    scores_file, course_map = folder / copies.SCORES, folder / "course_map.md"
+    monkeypatch.setenv("COURSE_SCORES", str(scores_file))
+    copies.lay_out_map(ROOT, folder)
+    scores_file.write_text('{"03": {"a": true}}')
+    os.utime(course_map, (1000, 1000))
+    renew_course_map(os_path=str(folder / "elsewhere/x.ipynb"), model={}, contents_manager=None)
+    assert "Your predictions" not in course_map.read_text()
+    renew_course_map(os_path=str(folder / "x.ipynb"), model={}, contents_manager=None)
+    assert "| 03 | 1 / 1 |" in course_map.read_text()
+    scores_file.write_text('{"03": {"a": false}}')
+    os.utime(scores_file, (1000, 1000))  # older than the map: nothing to do
+    renew_course_map(os_path=str(folder / "x.ipynb"), model={}, contents_manager=None)
+    assert "| 03 | 1 / 1 |" in course_map.read_text()
+    monkeypatch.delenv("COURSE_SCORES")
+    renew_course_map(os_path=str(folder / "x.ipynb"), model={}, contents_manager=None)
 
 
 def test_a_course_map_of_ones_own_is_left_as_it_is_when_the_score_changes(folder, monkeypatch):

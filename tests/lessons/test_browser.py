@@ -556,6 +556,7 @@ def own_copies(tmp_path_factory):
             cell.source = ANSWERS["rank_of"]
     for name in (LAB, LAB_TOO):
         _write_signed(lab, folder / name)
+    copies.lay_out_map(ROOT, folder)
     with _serving(folder) as server:
         yield server
 
@@ -869,6 +870,12 @@ def test_progress_counts_what_passed_before_a_restart_until_the_answer_is_change
     told = page.locator(".Toastify__toast", has_text="exercises pass")
     page.get_by_role("button", name="Progress").nth(1).click()
     told.get_by_text("✓ rank_of").wait_for()
+
+    told.get_by_role("button", name="All labs").click()
+    course_map = page.locator(".jp-MarkdownViewer")
+    row = course_map.get_by_role("row").filter(has=page.get_by_role("link", name="lab_02"))
+    row.get_by_text("1 / 5").wait_for()
+    page.locator(".lm-TabBar-tab", has_text=LAB_TOO).click()
 
     page.evaluate(WRITE, ["rank_of", ANSWERS["rank_of"] + "  # changed"])
     page.get_by_role("button", name="Progress").nth(1).click()

@@ -24,6 +24,7 @@ _SAID = {
         "zh": "没有更多提示了。",
     },
     "courseToTheList": {"": "Go to the list", "zh": "到列表去"},
+    "courseToTheMap": {"": "All labs", "zh": "所有实验"},
     # JupyterLab cuts a notice after 140 letters.
     "courseMissing": {
         "": "{name} comes from a cell further up, below “{heading}”. Run it first: "

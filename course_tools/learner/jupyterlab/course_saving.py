@@ -1,5 +1,7 @@
 """What JupyterLab does when it saves one of the course's notebooks: `make lab` tells it to."""
 
+import os
+from pathlib import Path
 from typing import Any
 
 _VIEW = "application/vnd.jupyter.widget-view+json"
@@ -18,3 +20,20 @@ def keep_pictures(model: dict[str, Any], **_: Any) -> None:
             data = output.get("data", {})
             if data.keys() & {"image/png", "text/html"}:
                 data.pop(_VIEW, None)
+
+
+def renew_course_map(os_path: str, **_: Any) -> None:
+    """Let the course map count what passed or was predicted since it was written.
+
+    Source: Jupyter Server's `ContentsManager.post_save_hook`, whose arguments these are.
+    """
+    from course_tools import ROOT  # a second, so only for a learner who has done something
+    from course_tools.learner import copies
+
+    scores_file = Path(os.environ.get("COURSE_SCORES", ""))
+    folder = scores_file.parent
+    course_map = folder / copies.MY_MAP
+    if Path(os_path).parent != folder or not (scores_file.is_file() and course_map.is_file()):
+        return
+    if scores_file.stat().st_mtime > course_map.stat().st_mtime:
+        copies.lay_out_map(ROOT, folder)

@@ -23,6 +23,7 @@ course_ending.end_with_the_terminal()
 c.KernelManager.shutdown_wait_time = course_ending.KERNEL_S
 c.ServerApp.answer_yes = True  # Ctrl-C ends it, without a question that a second one answers
 c.ContentsManager.pre_save_hook = "course_saving.keep_pictures"
+c.ContentsManager.post_save_hook = "course_saving.renew_course_map"
 c.ServerApp.ip = "127.0.0.1"  # this machine only
 # The last lines in the terminal are the address, not a list of programs that nobody asked for.
 c.LanguageServerManager.autodetect = False

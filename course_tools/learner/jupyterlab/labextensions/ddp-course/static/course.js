@@ -222,7 +222,17 @@
     const names = list.split('\n').map(line => line.split(/[:：]/)[0]); // JupyterLab cuts long ones
     const toTheList = { label: words('courseToTheList'), commandId: 'course:list', args };
     if (progressNote) dismiss(app, progressNote);
-    progressNote = await notify(app, names.join('\n'), [toTheList]);
+    const map = panel.context.path.replace(/[^/]*$/, 'course_map.md');
+    const toTheMap = { label: words('courseToTheMap'), commandId: 'course:map', args: { map } };
+    progressNote = await notify(app, names.join('\n'), [toTheList, toTheMap]);
+  }
+
+  /* The course map, with what passed in all labs: the server writes that when a lab is saved. */
+  async function showMap(app, { map }) {
+    const args = { path: map, factory: 'Markdown Preview' };
+    const { context } = await app.commands.execute('docmanager:open', args);
+    await context.ready;
+    await context.revert();  // it may have been open for long
   }
 
   async function showList(app, args) {
@@ -544,6 +554,7 @@
         'course:hint': args => hint(app, args),
         'course:answer': args => ourAnswer(app, args),
         'course:progress': () => progress(app),
+        'course:map': args => showMap(app, args),
         'course:list': args => showList(app, args),
         'course:above': args => runAbove(app, args),
         'course:merge': args => merge(app, args)
