@@ -3,7 +3,9 @@
 `make look to=FOLDER only=05` runs a lesson there and takes pictures of what a learner sees.
 """
 
+import base64
 import contextlib
+import io
 import json
 import os
 import re
@@ -21,6 +23,7 @@ from textwrap import dedent
 import nbformat
 import pytest
 import upstream
+from PIL import Image
 
 from course_tools.learner import copies, workspace
 from course_tools.notebooks.cells import WIDGET_VIEW
@@ -519,6 +522,7 @@ LESSON_THAT_ASKS = [
         raise""",
     'print("the lesson goes on")',
 ]
+PICTURED = "chapter_07_pictured.ipynb"  # with a picture that is wider than a page
 CODE_CELL = ".jp-Notebook .jp-CodeCell"
 ACTIVE_CELL = "() => window.jupyterapp.shell.currentWidget.content.activeCellIndex"
 RESTARTED = "() => window.jupyterapp.shell.currentWidget.sessionContext.restartKernel()"
@@ -550,6 +554,9 @@ def own_copies(tmp_path_factory):
     middle.cells[-1].metadata["jupyter"] = {"source_hidden": True}
     _write_signed(middle, folder / MIDDLE)
     _write_signed(_notebook(LESSON_THAT_FAILS, kernel), folder / FAILS)
+    pictured = _notebook(["picture"], kernel)
+    pictured.cells[0].outputs = [_wide_picture()]
+    _write_signed(pictured, folder / PICTURED)
     lab = copies.copied(ROOT / "exercises" / "02_process_groups.ipynb", ROOT, folder)
     for cell in lab.cells:
         if cell.source.startswith("def rank_of("):
@@ -559,6 +566,15 @@ def own_copies(tmp_path_factory):
     copies.lay_out_map(ROOT, folder)
     with _serving(folder) as server:
         yield server
+
+
+def _wide_picture() -> nbformat.NotebookNode:
+    """The output of a cell: a white picture of 2,000 pixels in width."""
+    png = io.BytesIO()
+    Image.new("L", (2000, 300), "white").save(png, format="png")
+    data = {"image/png": base64.b64encode(png.getvalue()).decode()}
+    shown_at = {"image/png": {"width": 2000}}
+    return nbformat.v4.new_output("display_data", data=data, metadata=shown_at)
 
 
 def _notebook(sources: list[str], kernel: dict[str, str]) -> nbformat.NotebookNode:
@@ -838,6 +854,16 @@ def test_after_the_last_hint_our_answer_is_offered_and_can_be_closed(own_copies,
     answer.get_by_text("def rank_of").wait_for()
     page.get_by_role("button", name="Our answer").nth(1).click()
     answer.wait_for(state="hidden")
+
+
+def test_a_picture_is_as_large_as_it_was_drawn_after_a_click(own_copies, own_page):
+    _open(own_page, own_copies, PICTURED)
+    picture = own_page.locator(PICTURE)
+    assert picture.bounding_box()["width"] < 1500  # all of it is seen
+    picture.click()
+    assert picture.bounding_box()["width"] == 2000
+    picture.click()
+    assert picture.bounding_box()["width"] < 1500
 
 
 def test_progress_is_told_where_one_is_and_its_list_leads_to_the_exercises(own_copies, own_page):

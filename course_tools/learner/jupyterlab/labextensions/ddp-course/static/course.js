@@ -534,6 +534,11 @@
     watch();
   }
 
+  /* A picture that a narrow page has made small is as large as it was drawn after a click. */
+  function enlarge({ target }) {
+    if (target.matches('.jp-RenderedImage img')) target.classList.toggle('course-enlarged');
+  }
+
   function words(name) {
     return JSON.parse(document.getElementById('jupyter-config-data').textContent)[name];
   }
@@ -564,6 +569,7 @@
         tellOfNewer(app);
         watchNotebooks(app);
       });
+      document.addEventListener('click', enlarge);
     }
   };
 
