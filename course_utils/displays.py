@@ -22,6 +22,7 @@ from IPython.display import display
 from IPython.lib.pretty import pretty
 
 from course_utils.launcher.captured_output import MARK
+from course_utils.launcher.language import _
 from course_utils.launcher.launch import Pieces, named
 from course_utils.launcher.listener import Listener
 from course_utils.launcher.transport import anonymous_file
@@ -35,6 +36,7 @@ _COUNT = struct.Struct("q")
 _FIRST_BYTES = 8 << 20
 _LAST_BYTES = 4 << 20
 _MAX_DISPLAYS = 100
+_MAX_LINES = 400  # of a rank's text, on the page; `results.output` has more
 
 
 class Displays(Listener):
@@ -152,7 +154,7 @@ class _Page:
 
     def print(self, rank: int, text: str) -> None:
         if text:
-            self._text += named(rank, text)
+            self._text += named(rank, _shortened(text, rank))
             self._displaying = None
 
     def display(self, rank: int, shown: _Shown) -> None:
@@ -167,6 +169,22 @@ class _Page:
             sys.stdout.write(self._text)
             sys.stdout.flush()
         self._text = ""
+
+
+def _shortened(text: str, rank: int) -> str:
+    """The beginning and the end of a text that is too long for a page."""
+    lines = text.splitlines(keepends=True)
+    too_many = len(lines) - _MAX_LINES
+    if too_many <= 0:
+        return text
+    gap = _(
+        "[... {count:,} lines left out; `results = launch(...)` keeps them in "
+        "results.output[{rank}] ...]",
+        count=too_many,
+        rank=rank,
+    )
+    half = _MAX_LINES // 2
+    return "".join([*lines[:half], f"{gap}\n", *lines[-half:]])
 
 
 def _leave_the_notebook(shell: Any) -> None:
