@@ -866,6 +866,22 @@ def test_a_picture_is_as_large_as_it_was_drawn_after_a_click(own_copies, own_pag
     assert picture.bounding_box()["width"] < 1500
 
 
+def test_a_picture_is_dark_in_a_dark_theme(own_copies, own_page):
+    _open(own_page, own_copies, PICTURED)
+    own_page.locator(PICTURE).wait_for()
+    looks = f"() => getComputedStyle(document.querySelector({PICTURE!r})).filter"
+    assert own_page.evaluate(looks) == "none"
+    in_the_dark = "{theme: 'JupyterLab Dark'}"
+    own_page.evaluate(f"window.jupyterapp.commands.execute('apputils:change-theme', {in_the_dark})")
+    try:
+        _until(own_page, f"() => ({looks})().startsWith('invert(')", 60)
+    finally:
+        in_the_light = in_the_dark.replace("Dark", "Light")
+        change = f"window.jupyterapp.commands.execute('apputils:change-theme', {in_the_light})"
+        own_page.evaluate(change)
+    _until(own_page, f"() => ({looks})() === 'none'", 60)
+
+
 def test_progress_is_told_where_one_is_and_its_list_leads_to_the_exercises(own_copies, own_page):
     page = own_page
     _open(page, own_copies, LAB)
