@@ -8,6 +8,7 @@ from traceback import extract_tb, walk_tb
 from typing import Any
 
 from IPython import get_ipython
+from torch.multiprocessing import ProcessExitedException, start_processes
 
 from course_material.prediction_forms import a_person_looks
 from course_utils.devices import prepare
@@ -291,24 +292,50 @@ def _hint(name: str, args: tuple, signature: inspect.Signature) -> str:
     return _("A rank asks {answers}: nobody hands it in.", answers=_(" and ").join(answers))
 
 
-def _explain_call_in_no_rank(result: Any) -> None:
-    """After a cell that asked for the group that only ranks have, as `launch(fn())` does."""
+def _explain_error(result: Any) -> None:
+    """After a cell that failed in one of two ways which nobody sees through at first."""
     error = result.error_in_exec
-    if not isinstance(error, ValueError):
-        return
+    message = ""
+    if isinstance(error, ValueError):
+        message = _of_call_in_no_rank(error)
+    elif isinstance(error, ProcessExitedException):
+        message = _of_spawn(error)
+    if message:
+        print(message)
+
+
+def _of_call_in_no_rank(error: ValueError) -> str:
+    """A message to who asked for the group that only ranks have, as `launch(fn())` does."""
     if "Default process group has not been init" not in str(error):
-        return
+        return ""
     names = []  # of the notebook's functions that were running, the cell itself first
     for frame, _line in walk_tb(error.__traceback__):
         if frame.f_globals.get("__name__") == "__main__":
             names.append(frame.f_code.co_name)
     name = names[1] if len(names) > 1 else "fn"
-    message = _(
+    return _(
         "This ran in the notebook itself, which is no rank. launch calls it in every rank: write "
         "launch({name}), not launch({name}()).",
         name=name,
     )
-    print(message)
+
+
+def _of_spawn(error: ProcessExitedException) -> str:
+    """A message to who gave a function of the notebook to `torch.multiprocessing.spawn`."""
+    for frame, _line in walk_tb(error.__traceback__):
+        if frame.f_code is not start_processes.__code__:
+            continue
+        spawned = frame.f_locals
+        fn = spawned["fn"]
+        is_of_a_cell = getattr(fn, "__globals__", None) is shell.user_ns
+        if is_of_a_cell and spawned["start_method"] == "spawn" and error.exit_code == 1:
+            return _(
+                "spawn starts new Pythons, which cannot import a function that a cell defines. "
+                "launch forks, so its ranks know it: write launch({name}, world_size={ranks}).",
+                name=fn.__name__,
+                ranks=spawned["nprocs"],
+            )
+    return ""
 
 
 def _say_what_to_run_first(
@@ -337,5 +364,5 @@ def _say_what_to_run_first(
 prepare.watch()
 shell = get_ipython()
 if shell:
-    shell.events.register("post_run_cell", _explain_call_in_no_rank)
+    shell.events.register("post_run_cell", _explain_error)
     shell.set_custom_exc((NameError,), _say_what_to_run_first)
