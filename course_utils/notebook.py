@@ -3,6 +3,7 @@
 import inspect
 import math
 from collections.abc import Callable
+from itertools import pairwise
 from numbers import Integral, Real
 from traceback import extract_tb, walk_tb
 from typing import Any
@@ -36,6 +37,7 @@ _ASKED_FOR = {
 # What other launchers call the number of ranks.
 _WORLD_SIZES = "num_processes", "nprocs", "nproc_per_node", "num_workers", "n_procs", "processes"
 _LONG_SILENCE_S = 60.0  # without a call or a print, where nobody says how long ranks may take
+_REFUSE = __name__, place.__module__  # the modules that say which arguments launch does not take
 _LONGEST_S = 1e9  # thirty years; torch's clock ends somewhere beyond that
 
 
@@ -338,9 +340,18 @@ def _of_spawn(error: ProcessExitedException) -> str:
     return ""
 
 
-def _say_what_to_run_first(
-    shell: Any, kind: type, error: NameError, trace: Any, tb_offset: int | None = None
+def _show_error(
+    shell: Any, kind: type, error: Exception, trace: Any, tb_offset: int | None = None
 ) -> None:
+    """IPython's traceback, but for two that say it in fewer words."""
+    if isinstance(error, NameError):
+        _say_what_to_run_first(error, trace)
+    else:
+        _end_at_the_call_of_launch(trace)
+    shell.showtraceback((kind, error, trace), tb_offset=tb_offset)
+
+
+def _say_what_to_run_first(error: NameError, trace: Any) -> None:
     """In place of a traceback, where a cell compares a prediction whose own cell was not run.
 
     What failed before that, such as a launch that hangs on purpose, is told first.
@@ -358,11 +369,24 @@ def _say_what_to_run_first(
         )
         lines.append(f"\n{message}")
         error._render_traceback_ = lambda: lines
-    shell.showtraceback((kind, error, trace), tb_offset=tb_offset)
+
+
+def _end_at_the_call_of_launch(trace: Any) -> None:
+    """Where launch has refused what it was given, cut its own frames off the traceback."""
+    links = []
+    while trace:
+        links.append(trace)
+        trace = trace.tb_next
+    if not links or links[-1].tb_frame.f_globals["__name__"] not in _REFUSE:
+        return
+    for caller, called in pairwise(links):
+        if called.tb_frame.f_code is launch.__code__:
+            caller.tb_next = None
+            return
 
 
 prepare.watch()
 shell = get_ipython()
 if shell:
     shell.events.register("post_run_cell", _explain_error)
-    shell.set_custom_exc((NameError,), _say_what_to_run_first)
+    shell.set_custom_exc((NameError, TypeError, ValueError), _show_error)
