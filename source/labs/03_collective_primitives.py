@@ -703,6 +703,8 @@ print(f"{finish_us(in_one_piece, pieces=1):.0f} µs")
 # ## Which exercises pass?
 #
 # Each exercise as you last checked it in this notebook. `make progress` tells you the same about all labs.
+#
+# **Next:** [04 · DDP training](../notebooks/04_ddp_training.ipynb), where one of these calls trains a model.
 
 # %%
 progress("gather", "all_to_all", "part_of_sum", "spread", "sum_column", "straggler", "report")
