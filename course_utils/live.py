@@ -37,6 +37,7 @@ _CARD = (
     "font:13px/1.5 var(--jp-ui-font-family,sans-serif);font-variant-numeric:tabular-nums;"
     "color:var(--jp-ui-font-color1,inherit)"
 )
+_RED = "#D55E00"  # of Okabe and Ito, as a wrong answer in a check; seen on white and on black
 _FIGURE_SPACE = "\u2007"  # as wide as a digit
 _reported: dict[str, Any] = {}  # what this rank has reported so far
 _curve: Points = []  # the steps and losses among that
@@ -194,7 +195,7 @@ def _row(worker: WorkerHandle, metrics: dict[str, Any], unsettled: str) -> str:
 
 def _state(worker: WorkerHandle, unsettled: str) -> str:
     if worker.failure:
-        return "✗ failed"
+        return f'<span style="color:{_RED}">✗ failed</span>'
     if worker.settled:
         return "✓ done"
     return unsettled

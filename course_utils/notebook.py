@@ -3,11 +3,13 @@
 import inspect
 import math
 from collections.abc import Callable
+from itertools import pairwise
 from numbers import Integral, Real
 from traceback import extract_tb, walk_tb
 from typing import Any
 
 from IPython import get_ipython
+from torch.multiprocessing import ProcessExitedException, start_processes
 
 from course_material.prediction_forms import a_person_looks
 from course_utils.devices import prepare
@@ -35,6 +37,7 @@ _ASKED_FOR = {
 # What other launchers call the number of ranks.
 _WORLD_SIZES = "num_processes", "nprocs", "nproc_per_node", "num_workers", "n_procs", "processes"
 _LONG_SILENCE_S = 60.0  # without a call or a print, where nobody says how long ranks may take
+_REFUSE = __name__, place.__module__  # the modules that say which arguments launch does not take
 _LONGEST_S = 1e9  # thirty years; torch's clock ends somewhere beyond that
 
 
@@ -291,29 +294,64 @@ def _hint(name: str, args: tuple, signature: inspect.Signature) -> str:
     return _("A rank asks {answers}: nobody hands it in.", answers=_(" and ").join(answers))
 
 
-def _explain_call_in_no_rank(result: Any) -> None:
-    """After a cell that asked for the group that only ranks have, as `launch(fn())` does."""
+def _explain_error(result: Any) -> None:
+    """After a cell that failed in one of two ways which nobody sees through at first."""
     error = result.error_in_exec
-    if not isinstance(error, ValueError):
-        return
+    message = ""
+    if isinstance(error, ValueError):
+        message = _of_call_in_no_rank(error)
+    elif isinstance(error, ProcessExitedException):
+        message = _of_spawn(error)
+    if message:
+        print(message)
+
+
+def _of_call_in_no_rank(error: ValueError) -> str:
+    """A message to who asked for the group that only ranks have, as `launch(fn())` does."""
     if "Default process group has not been init" not in str(error):
-        return
+        return ""
     names = []  # of the notebook's functions that were running, the cell itself first
     for frame, _line in walk_tb(error.__traceback__):
         if frame.f_globals.get("__name__") == "__main__":
             names.append(frame.f_code.co_name)
     name = names[1] if len(names) > 1 else "fn"
-    message = _(
+    return _(
         "This ran in the notebook itself, which is no rank. launch calls it in every rank: write "
         "launch({name}), not launch({name}()).",
         name=name,
     )
-    print(message)
 
 
-def _say_what_to_run_first(
-    shell: Any, kind: type, error: NameError, trace: Any, tb_offset: int | None = None
+def _of_spawn(error: ProcessExitedException) -> str:
+    """A message to who gave a function of the notebook to `torch.multiprocessing.spawn`."""
+    for frame, _line in walk_tb(error.__traceback__):
+        if frame.f_code is not start_processes.__code__:
+            continue
+        spawned = frame.f_locals
+        fn = spawned["fn"]
+        is_of_a_cell = getattr(fn, "__globals__", None) is shell.user_ns
+        if is_of_a_cell and spawned["start_method"] == "spawn" and error.exit_code == 1:
+            return _(
+                "spawn starts new Pythons, which cannot import a function that a cell defines. "
+                "launch forks, so its ranks know it: write launch({name}, world_size={ranks}).",
+                name=fn.__name__,
+                ranks=spawned["nprocs"],
+            )
+    return ""
+
+
+def _show_error(
+    shell: Any, kind: type, error: Exception, trace: Any, tb_offset: int | None = None
 ) -> None:
+    """IPython's traceback, but for two that say it in fewer words."""
+    if isinstance(error, NameError):
+        _say_what_to_run_first(error, trace)
+    else:
+        _end_at_the_call_of_launch(trace)
+    shell.showtraceback((kind, error, trace), tb_offset=tb_offset)
+
+
+def _say_what_to_run_first(error: NameError, trace: Any) -> None:
     """In place of a traceback, where a cell compares a prediction whose own cell was not run.
 
     What failed before that, such as a launch that hangs on purpose, is told first.
@@ -331,11 +369,24 @@ def _say_what_to_run_first(
         )
         lines.append(f"\n{message}")
         error._render_traceback_ = lambda: lines
-    shell.showtraceback((kind, error, trace), tb_offset=tb_offset)
+
+
+def _end_at_the_call_of_launch(trace: Any) -> None:
+    """Where launch has refused what it was given, cut its own frames off the traceback."""
+    links = []
+    while trace:
+        links.append(trace)
+        trace = trace.tb_next
+    if not links or links[-1].tb_frame.f_globals["__name__"] not in _REFUSE:
+        return
+    for caller, called in pairwise(links):
+        if called.tb_frame.f_code is launch.__code__:
+            caller.tb_next = None
+            return
 
 
 prepare.watch()
 shell = get_ipython()
 if shell:
-    shell.events.register("post_run_cell", _explain_call_in_no_rank)
-    shell.set_custom_exc((NameError,), _say_what_to_run_first)
+    shell.events.register("post_run_cell", _explain_error)
+    shell.set_custom_exc((NameError, TypeError, ValueError), _show_error)

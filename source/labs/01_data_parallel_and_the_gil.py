@@ -598,6 +598,8 @@ print(f"{finish_us(plain):.0f} µs")
 # ## Which exercises pass?
 #
 # Each exercise as you last checked it in this notebook. `make progress` tells you the same about all labs.
+#
+# **Next:** [02 · Process groups and ranks](../notebooks/02_process_groups.ipynb), or, if you come from chapter 03, [04 · DDP training](../notebooks/04_ddp_training.ipynb).
 
 # %%
 progress("part", "scatter", "forward", "backward", "rank_0_bytes")

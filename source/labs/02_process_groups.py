@@ -375,6 +375,8 @@ print(f"one all_reduce over all: {finish_us(plain):.0f} µs")
 # ## Which exercises pass?
 #
 # Each exercise as you last checked it in this notebook. `make progress` tells you the same about all labs.
+#
+# **Next:** [03 · Collective primitives](../notebooks/03_collective_primitives.ipynb): what can ranks say to each other?
 
 # %%
 progress("mean_of_all", "rank_of", "place_of", "meet", "grid_sums")

@@ -655,6 +655,8 @@ tried(plain)
 # ## Which exercises pass?
 #
 # Each exercise as you last checked it in this notebook. `make progress` tells you the same about all labs.
+#
+# **Next:** [05 · DDP from scratch](../notebooks/05_ddp_from_scratch.ipynb), where you write DDP itself.
 
 # %%
 progress("train", "global_losses", "Stoppable", "accumulate", "first_fork")

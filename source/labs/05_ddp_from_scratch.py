@@ -462,6 +462,8 @@ check(hooked(compress), **options)
 # ## Which exercises pass?
 #
 # Each exercise as you last checked it in this notebook. `make progress` tells you the same about all labs.
+#
+# **Next:** [06 · What communication costs](../notebooks/06_what_communication_costs.ipynb), which opens the `all_reduce` itself.
 
 # %%
 progress("agreed_buckets", "average_used", "one_memory", "compress")

@@ -450,6 +450,8 @@ check(two_levels, spec=two_levels_spec, inputs=two_levels_inputs, **options)
 # ## Which exercises pass?
 #
 # Each exercise as you last checked it in this notebook. `make progress` tells you the same about all labs.
+#
+# **Next:** [07 · Data and batches](../notebooks/07_data_batches_numerics.ipynb): which samples does each rank see?
 
 # %%
 progress("tree_all_reduce", "left_over", "fit", "choose", "two_levels")

@@ -625,6 +625,8 @@ print(f"{well_used(plain):.0%} of {len(lengths)} sentences' time is well used")
 # ## Which exercises pass?
 #
 # Each exercise as you last checked it in this notebook. `make progress` tells you the same about all labs.
+#
+# **Next:** [08 · It hangs, lies or dies](../notebooks/08_it_hangs_lies_or_dies.ipynb), or first [15 · The numbers of many ranks](../notebooks/15_numerics.ipynb): is a difference rounding or a bug?
 
 # %%
 progress("EpochSampler", "kth_smallest", "normalise", "token_gradient", "train_from")

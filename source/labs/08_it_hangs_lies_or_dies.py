@@ -885,6 +885,8 @@ tried(plain)
 # ## Which exercises pass?
 #
 # Each exercise as you last checked it in this notebook. `make progress` tells you the same about all labs.
+#
+# **Next:** [09 · Many machines](../notebooks/09_many_machines.ipynb), or first [16 · Test before you scale](../notebooks/16_test_before_you_scale.ipynb): how do you find such mistakes beforehand?
 
 # %%
 progress("best", "clip", "with_border", "careful_step", "parted", "name_the_two")

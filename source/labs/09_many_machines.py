@@ -658,6 +658,8 @@ program = "print('working')"  # and what else?
 # ## Which exercises pass?
 #
 # Each exercise as you last checked it in this notebook. `make progress` tells you the same about all labs.
+#
+# **Next:** [10 · Keras 3 on DDP](../notebooks/10_keras.ipynb), another framework on top of all this.
 
 # %%
 progress("ranks_of", "command", "train", "run_until_told")

@@ -471,6 +471,8 @@ check(stopping(StopTogether), **stop_together_check)
 # ## Which exercises pass?
 #
 # Each exercise as you last checked it in this notebook. `make progress` tells you the same about all labs.
+#
+# **Next:** [11 · Capstone](../notebooks/11_capstone.ipynb), which puts everything together.
 
 # %%
 progress("pool_statistics", "OneMessage", "SaveBest", "StopTogether")

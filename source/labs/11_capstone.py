@@ -580,6 +580,8 @@ check(dying(train_on), **train_on_check)
 # ## Which exercises pass?
 #
 # Each exercise as you last checked it in this notebook. `make progress` tells you the same about all labs.
+#
+# **Next:** [12 · Send less](../notebooks/12_send_less.ipynb), or any of the chapters up to 19: [the course map](../notebooks/README.md) has their questions.
 
 # %%
 progress("save", "resume", "newest", "train_on")

@@ -526,6 +526,8 @@ check(for_all(choose), **options)
 # ## Which exercises pass?
 #
 # Each exercise as you last checked it in this notebook. `make progress` tells you the same about all labs.
+#
+# **Next:** [13 · Hold less](../notebooks/13_hold_less.ipynb), where ranks share what a model needs in memory.
 
 # %%
 progress("remember", "outer_step", "choose")

@@ -652,6 +652,8 @@ check(resuming(resume), spec=resume_spec, world_sizes=(2, 3), **job_check)
 # ## Which exercises pass?
 #
 # Each exercise as you last checked it in this notebook. `make progress` tells you the same about all labs.
+#
+# **Next:** [14 · On a GPU: who waits?](../notebooks/14_on_a_gpu_who_waits.ipynb) Or first [17 · Cut the layer](../notebooks/17_cut_the_layer.ipynb), if one layer is too large for a GPU.
 
 # %%
 progress("step", "plan", "clip", "save", "resume")

@@ -405,6 +405,8 @@ check(most_exposed, spec=exposed_spec, inputs=exposed_inputs, cases=cases, world
 # ## Which exercises pass?
 #
 # Each exercise as you last checked it in this notebook. `make progress` tells you the same about all labs.
+#
+# **Next:** [06 · What communication costs](../notebooks/06_what_communication_costs.ipynb), or, if you come from 13, [17 · Cut the layer](../notebooks/17_cut_the_layer.ipynb).
 
 # %%
 progress("read", "straggler", "blocking", "most_exposed")

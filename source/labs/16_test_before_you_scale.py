@@ -195,6 +195,8 @@ if my_versions:
 # ## Which exercises pass?
 #
 # Each exercise as you last checked it in this notebook. `make progress` tells you the same about all labs.
+#
+# **Next:** [09 · Many machines](../notebooks/09_many_machines.ipynb), where a rank may be in another room.
 
 # %%
 progress("test_indices", "test_mean", "test_average")

@@ -302,6 +302,8 @@ my_share = None
 # ## Which exercises pass?
 #
 # Each exercise as you last checked it in this notebook. `make progress` tells you the same about all labs.
+#
+# **Next:** [18 · Cut the stack](../notebooks/18_cut_the_stack.ipynb), for a model that one node can't hold.
 
 # %%
 progress("embed", "vocabulary_loss", "reduce_gradients")

@@ -281,6 +281,8 @@ my_interleaved = None
 # ## Which exercises pass?
 #
 # Each exercise as you last checked it in this notebook. `make progress` tells you the same about all labs.
+#
+# **Next:** [19 · When scaling stops](../notebooks/19_when_scaling_stops.ipynb), which chooses among all these cuts.
 
 # %%
 progress("split_layers", "tied_gradient", "clip_stages")

@@ -391,3 +391,5 @@ predict()
 
 # %% [markdown]
 # Who are these processes, and how do they find each other? [02 · Process groups and ranks](02_process_groups.ipynb).
+#
+# When you have read chapter 03, practise in [lab 01](../exercises/01_data_parallel_and_the_gil.ipynb).

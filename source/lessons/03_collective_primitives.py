@@ -877,6 +877,8 @@ explore(trace, network, lambda event: 2000.0 * (event.index % 4 == 0))
 # `wait()`, through a view with gaps, or away from the root. And when one rank loses time, all the others lose it at the next sum.
 
 # %% [markdown]
+# Practise in [lab 03](../exercises/03_collective_primitives.ipynb).
+#
 # How many predictions were right? After that, [04 · DDP training](04_ddp_training.ipynb) makes one of these calls for you, at the right moment.
 
 # %%

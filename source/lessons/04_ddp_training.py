@@ -1221,3 +1221,5 @@ predict()
 # %% [markdown]
 # DDP broadcasts the weights once, averages gradients in `backward`, and copies rank 0's batch-normalisation buffers in `forward`. You do the rest: deal out the data, divide the batch, reduce the
 # loss, save once, and make sure all ranks make the same calls. In [05 · DDP from scratch](05_ddp_from_scratch.ipynb) you'll write DDP itself.
+#
+# Practise in [lab 04](../exercises/04_ddp_training.ipynb).

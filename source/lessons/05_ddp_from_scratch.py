@@ -1033,5 +1033,7 @@ predict()
 # Compare two of the five with your own guess. Two calls in a different order neither crash nor hang: the sums are silently wrong. And buckets are not faster by themselves: with free copies they lose.
 
 # %% [markdown]
+# Practise in [lab 05](../exercises/05_ddp_from_scratch.ipynb).
+#
 # **Next:** [06 · What communication costs](06_what_communication_costs.ipynb) opens the `all_reduce` itself. As a side trip,
 # [14 · On a GPU: who waits?](14_on_a_gpu_who_waits.ipynb) looks at DDP on real GPUs.

@@ -907,6 +907,8 @@ predict()
 # parameters doesn't need more tokens per GPU: it sends ten times as much, and computes ten times as long.
 
 # %% [markdown]
+# Practise in [lab 06](../exercises/06_what_communication_costs.ipynb).
+#
 # **Next:** [07 · Data and batches](07_data_batches_numerics.ipynb).
 
 # %% [markdown]

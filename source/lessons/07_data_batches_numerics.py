@@ -482,4 +482,6 @@ predict()
 # %% [markdown]
 # Which sample, which seed, which divisor: each belongs to a rank or to all, and you can say which.
 #
+# Practise in [lab 07](../exercises/07_data_batches_numerics.ipynb).
+#
 # **Next:** [08 · It hangs, lies or dies](08_it_hangs_lies_or_dies.ipynb), or first [15 · The numbers of many ranks](15_numerics.ipynb): is a difference rounding or a bug?

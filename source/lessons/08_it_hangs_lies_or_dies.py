@@ -1201,4 +1201,6 @@ suspicion = "?"  # the rank to look at first
 # A symptom is where a mistake surfaces, not where it was made: one hang had lied twice before, and one wrong shape hung, lied or died, depending on the sizes. Ask who is *not* waiting, which call is the first to differ, which error is no echo.
 
 # %% [markdown]
-# **Next:** [09 · Many machines](09_many_machines.ipynb), where a rank may be in another room.
+# Practise in [lab 08](../exercises/08_it_hangs_lies_or_dies.ipynb).
+#
+# **Next:** [09 · Many machines](09_many_machines.ipynb), where a rank may be in another room. Or first [16 · Test before you scale](16_test_before_you_scale.ipynb): how do you find such mistakes beforehand?

@@ -1372,4 +1372,6 @@ disk.cleanup()
 predict()
 
 # %% [markdown]
+# Practise in [lab 09](../exercises/09_many_machines.ipynb).
+#
 # Next, another framework on top of all this: [10 · Keras 3 on DDP](10_keras.ipynb).

@@ -717,4 +717,6 @@ predict()
 #
 # In each step of a Keras model, DDP averages the **gradients** of the weights that it found when it wrapped the model, and nothing more. All else is yours: statistics, seeds, logs. Each takes a line, once you know to look.
 #
+# Practise in [lab 10](../exercises/10_keras.ipynb).
+#
 # **Next:** [11 · Capstone](11_capstone.ipynb) puts everything together.

@@ -575,6 +575,8 @@ chapter_11.draw_efficiency(curves, real)
 # %% [markdown]
 # Expect less on a real cluster: the model knows no slow node and no shared network. Say so when you report the figure.
 #
+# Practise in [lab 11](../exercises/11_capstone.ipynb).
+#
 # **Next:** chapters [12](12_send_less.ipynb) to [19](19_when_scaling_stops.ipynb) go further, each with a question of its own. Chapter [09](09_many_machines.ipynb) ends with what lies beyond DDP.
 
 # %% [markdown]

@@ -560,6 +560,10 @@ chapter_12.print_decisions(fastest, by_halving, computing_ms)
 # <details><summary>Answer</summary>
 # Measure what share of a step waits for messages. In our NVLink column it's about one percent, so no method can gain more. PowerSGD would make three calls instead of one, compute more, and lose progress. Say no, kindly, and show the number.
 # </details>
+#
+# Practise in [lab 12](../exercises/12_send_less.ipynb).
+#
+# **Next:** [13 · Hold less](13_hold_less.ipynb), where ranks share what a model needs in memory.
 
 # %%
 predict()

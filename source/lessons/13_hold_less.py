@@ -686,6 +686,10 @@ pictures.draw_steps(traces, network)
 # Activations aren't divided, but they can be computed again. Norms, saves and full tensors are matters of all ranks.
 #
 # *More.* Y. Zhao and others, [PyTorch FSDP](https://arxiv.org/abs/2304.11277), VLDB 2023: hybrid sharding, and what GPUs add to all this.
+#
+# Practise in [lab 13](../exercises/13_hold_less.ipynb).
+#
+# **Next:** [14 · On a GPU: who waits?](14_on_a_gpu_who_waits.ipynb) Or first [17 · Cut the layer](17_cut_the_layer.ipynb), if one layer is too large for a GPU.
 
 # %%
 predict()

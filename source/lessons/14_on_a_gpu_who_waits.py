@@ -581,6 +581,8 @@ predict()
 # kernel runs. And don't forget that a profiler takes part in what it records.
 
 # %% [markdown]
+# Practise in [lab 14](../exercises/14_on_a_gpu_who_waits.ipynb).
+#
 # Next: [06 · What communication costs](06_what_communication_costs.ipynb), or, if you come from 13, [17 · Cut the layer](17_cut_the_layer.ipynb).
 #
 # *Sources.* The recordings: Holistic Trace Analysis, Meta, MIT license; `course_material/recordings/README.md` says which they are and how they were made smaller.

@@ -598,4 +598,6 @@ predict()
 # %% [markdown]
 # A difference that shrinks in float64, as its control does, is rounding. One that stays is a bug: a sum divided by the wrong number, a clip by one rank's norm, a mean of means, a batch norm that sees a quarter of the batch.
 #
+# Practise in [lab 07](../exercises/07_data_batches_numerics.ipynb), exercises 3 and 4.
+#
 # **Next:** [08 · It hangs, lies or dies](08_it_hangs_lies_or_dies.ipynb).

@@ -369,6 +369,8 @@ pictures.draw_verdicts(verdicts)
 #
 # Ranks may have had equal data or equal counts. They may have come at the same time. And the result may be right, but sent in far too many calls.
 # </details>
+#
+# **Next:** [09 · Many machines](09_many_machines.ipynb), where a rank may be in another room.
 
 # %%
 predict()

@@ -428,6 +428,8 @@ pictures.draw_plans(prices)
 # It could be, but each block's two all-reduces would cross nodes, and the next layer waits for each. Copies may well send more bytes, but only once per step, and that can hide behind backward. If the model doesn't fit in one node, a pipeline of layers sends only activations, from one node to the next: see chapter 18.
 # </details>
 #
+# Practise in [lab 17](../exercises/17_cut_the_layer.ipynb).
+#
 # **Next:** [18 · Cut the stack](18_cut_the_stack.ipynb), for a model that one node can't hold.
 
 # %%

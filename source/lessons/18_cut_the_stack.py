@@ -460,6 +460,8 @@ pictures.draw_experts(layers_of_experts)
 # Cut layers inside a node: each block has two all-reduces that everybody waits for. Put stages on different nodes: a stage sends one activation per microbatch to one neighbour, however many layers it has, and with enough microbatches the next one is already there.
 # </details>
 #
+# Practise in [lab 18](../exercises/18_cut_the_stack.ipynb).
+#
 # **Next:** [19 · When scaling stops](19_when_scaling_stops.ipynb), which chooses among all these cuts.
 
 # %%

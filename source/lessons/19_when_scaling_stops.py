@@ -385,6 +385,8 @@ pictures.draw_published()
 
 # %% [markdown]
 # So what's a model good for? It says which plans are hopeless, what limits the others, and what to try first. Then measure. And when a measurement differs from the model, you've learned something about either.
+#
+# That was the last chapter. [The course map](README.md) shows what you have left out, and chapter [09](09_many_machines.ipynb) ends with what lies beyond DDP.
 
 # %%
 predict()

@@ -1,11 +1,15 @@
 """The course map: every row of the articles has a cell that was run, and the map says which."""
 
+import re
+
 import nbformat
 import pytest
 
 from course_tools.notebooks import course_map
 
 NOTEBOOKS = course_map.ROOT / "notebooks"
+EXERCISES = course_map.ROOT / "exercises"
+LESSONS = sorted(NOTEBOOKS.glob("[0-9]*.ipynb"))
 
 
 @pytest.fixture
@@ -93,3 +97,33 @@ def test_a_launch_is_counted_by_what_it_says():
     code = "launch(f)\nlaunch(f, backend='gloo')\n[launch(g, 1, backend=None) for _ in x]"
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
     assert course_map.launches(notebook) == [("f", "auto"), ("f", "gloo"), ("g", "own")]
+
+
+def links_at_the_end(path):
+    """The notebooks and the map that its last two Markdown cells lead to, by name."""
+    cells = nbformat.read(path, as_version=4).cells
+    prose = [cell.source for cell in cells if cell.cell_type == "markdown"]
+    links = re.findall(r"\]\(([^)#]*?(?:\.ipynb|README\.md))\)", "\n".join(prose[-2:]))
+    return {(path.parent / link).resolve() for link in links}
+
+
+@pytest.mark.parametrize("lesson", LESSONS, ids=lambda path: path.stem[:2])
+def test_a_lesson_ends_with_its_lab_and_with_what_comes_next(lesson):
+    ends = links_at_the_end(lesson)
+    lab = EXERCISES / lesson.name
+    assert not lab.exists() or lab in ends
+    assert {path for path in ends if path.parent == NOTEBOOKS} - {lesson}
+
+
+@pytest.mark.parametrize("lab", sorted(EXERCISES.glob("[0-9]*.ipynb")), ids=lambda path: path.stem)
+def test_a_lab_ends_with_a_link_onward(lab):
+    assert links_at_the_end(lab) - {NOTEBOOKS / lab.name, lab}
+
+
+def test_whoever_follows_these_links_comes_from_the_first_lesson_to_the_last():
+    nexts = {lesson: links_at_the_end(lesson) & set(LESSONS) for lesson in LESSONS}
+    reached, found = set(), {LESSONS[0]}
+    while found - reached:
+        reached |= found
+        found = set().union(*(nexts[lesson] for lesson in reached))
+    assert [lesson.stem for lesson in LESSONS if lesson not in reached] == []

@@ -93,6 +93,14 @@ def test_a_message_names_the_reason(exercise, slug, name):
     assert said in check(fn, **options).message
 
 
+def test_what_is_wrong_everywhere_is_first_told_of_an_ordinary_case(exercise):
+    slug, name = "03_collective_primitives", "part_of_sum"
+    as_in_the_chapter = labs.answers(slug)["WRONG"][name][0]
+    told = check(as_in_the_chapter, **exercise(slug, name).options)
+    assert told.where == "2 ranks, 4 numbers"
+    assert all(row.given.count(",") == 3 for row in told.rows)
+
+
 @pytest.mark.parametrize("slug", labs.SLUGS)
 def test_other_right_answers_pass(exercise, slug):
     for name in labs.answers(slug)["RIGHT"]:

@@ -219,6 +219,18 @@ def test_a_bar_of_rich_is_shown_in_its_last_state(kernel):
     assert "100%" in bar
 
 
+def test_a_bar_of_tqdm_in_each_rank_is_shown_in_its_last_state(kernel):
+    cell = """
+    from tqdm.auto import tqdm
+    launch(lambda: [step for step in tqdm(range(30), desc="train")])
+    """
+    before_0, bar_0, before_1, bar_1, _results = shown(kernel, cell)
+    assert [before_0, before_1] == ["[rank 0]\n", "[rank 1]\n"]
+    for bar in (bar_0, bar_1):
+        assert bar["text/plain"].startswith("train: 100%|")
+        assert "| 30/30 [" in bar["text/plain"]
+
+
 def test_of_a_widget_which_ends_with_its_rank_the_text_is_shown(kernel):
     slider = "ipywidgets.IntSlider(3)"
     _, data = shown(kernel, f"two(lambda rank: rank and display({slider}))")

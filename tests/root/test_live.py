@@ -6,7 +6,9 @@ from html.parser import HTMLParser
 
 import pytest
 
+from course_checks import outcome
 from course_utils import live
+from course_utils.launcher.errors import Failure
 from course_utils.launcher.worker_handle import WorkerHandle
 from course_utils.live import render
 from course_utils.pictures.curve import curves, note
@@ -64,6 +66,13 @@ def test_nothing_is_drawn_in_black_since_dark_themes_hide_it():
 
 def test_a_rank_that_was_stopped_is_not_told_as_running():
     assert words(render([member()], [{}], 1.0, "stopped")) == "1 rank · 1.0 s ● rank 0 stopped"
+
+
+def test_a_rank_that_failed_has_the_colour_of_a_wrong_answer():
+    failed = member()
+    failed.failure = Failure(0, 0.0, "ValueError: no")
+    panel = render([failed], [{}], 1.0, "stopped")
+    assert f'<span style="color:{outcome._RED}">✗ failed</span>' in panel
 
 
 def test_a_rank_that_reports_steps_and_losses_has_a_curve_and_one_that_does_not_has_none():
