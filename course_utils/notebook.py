@@ -377,7 +377,7 @@ def _end_at_the_call_of_launch(trace: Any) -> None:
     while trace:
         links.append(trace)
         trace = trace.tb_next
-    if not links or links[-1].tb_frame.f_globals["__name__"] not in _REFUSE:
+    if not links or links[-1].tb_frame.f_globals.get("__name__") not in _REFUSE:
         return
     for caller, called in pairwise(links):
         if called.tb_frame.f_code is launch.__code__:
