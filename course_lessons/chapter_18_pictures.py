@@ -318,7 +318,7 @@ def draw_experts(layers: Mapping[str, Routed]) -> None:
         for rank, count in enumerate(layer.received):
             computes_us = TOKEN_US * count
             axis.barh(rank, computes_us, 0.8, color="#009E73")
-            style = {"facecolor": "#FDEFD0", "edgecolor": "#E69F00", "hatch": "|||"}
+            style = {"facecolor": "#FDEFD0", "edgecolor": "#E69F00", "hatch": "////"}
             axis.barh(rank, end_us - computes_us, 0.8, computes_us, linewidth=0, **style)
         ranks = range(len(layer.received))
         bare(axis, yticks=ranks, yticklabels=[f"expert {rank}" for rank in ranks])
