@@ -85,7 +85,7 @@ def show(figure: "Figure", text: str, caption: str = "") -> None:
     display(shown, metadata=metadata, raw=True)
     seen = caption or text
     markup = f'<p style="max-width:60em;margin:0 6px 1em">{html.escape(seen)}</p>'
-    if caption:
+    if seen != text:
         markup = f'<p style="{_ONLY_HEARD}">{html.escape(text)}</p>{markup}'
     display({"text/html": markup, "text/plain": seen}, raw=True)
 
