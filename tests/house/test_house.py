@@ -5,7 +5,6 @@ import contextlib
 import functools
 import importlib.metadata
 import io
-import itertools
 import os
 import re
 import runpy
@@ -112,23 +111,6 @@ def test_no_line_of_code_in_a_lesson_is_over_100_columns():
         if len(line) > 100
     ]
     assert wide == []
-
-
-def captions(notebook: nbformat.NotebookNode) -> list[str]:
-    """What is seen below the pictures: the output that follows each of them."""
-    seen = []
-    for cell in notebook.cells:
-        outputs = [output.get("data", {}) for output in cell.get("outputs", [])]
-        for picture, below in itertools.pairwise(outputs):
-            if picture.get("text/plain", "").startswith("Figure: ") and "text/html" in below:
-                seen.append(below["text/plain"])
-    return seen
-
-
-def test_what_is_seen_below_a_picture_is_short():
-    for name, notebook in notebooks().items():
-        if name >= "notebooks/07":
-            assert [seen for seen in captions(notebook) if len(seen) > 145] == [], name
 
 
 def shown_lines(notebook: nbformat.NotebookNode) -> list[list[str]]:
