@@ -107,7 +107,8 @@ def draw_starters(printed_by_command: Mapping[str, Sequence[str]]) -> None:
         axes.annotate("", (5.65, y), xytext=(5.15, y), arrowprops={"arrowstyle": "->"})
         started = " and ".join(f"rank {match[1]} of {match[2]}" for match in ranks)
         sentences.append(f"{command} started {started}")
-    show(figure, f"{'; '.join(sentences)}.")
+    caption = "Left, what one types; right, which ranks it started, and what they printed."
+    show(figure, f"{'; '.join(sentences)}.", caption)
 
 
 def draw_joining(times_s: Sequence[Sequence[float]], text: str) -> None:

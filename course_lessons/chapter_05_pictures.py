@@ -78,7 +78,10 @@ def draw_step(
     for rank in range(len(paths)):
         rows.append(_Row(f"rank {rank}", rank, diary.read(rank, 0), wanted, len(paths)))
     steps = together([_letters(row.part.notes) for row in rows], ": ")
-    show(_strips(rows), f"{kind.__name__}, {first_of(steps)} {_verdict(rows)} {_KEY}")
+    name, verdict = kind.__name__, _verdict(rows)
+    question = "Which messages leave before backward returns, at the dotted line?"
+    text = f"{name}, {first_of(steps)} {verdict} {_KEY}"
+    show(_strips(rows), text, f"{name}. {question} {verdict}")
 
 
 def draw_parts(*kinds: Callable, calls_finish: bool = True) -> None:
@@ -101,7 +104,10 @@ def draw_parts(*kinds: Callable, calls_finish: bool = True) -> None:
         row = _Row(names[part], 0, diary.read(0, part), [wanted] * len(NAMES), 2, times)
         rows.append(row)
     steps = [f"{row.name}: {_letters(row.part.notes)}" for row in rows]
-    show(_strips(rows), f"{kind.__name__}, rank 0. {'. '.join(steps)}. {_verdict(rows)}")
+    name, verdict = kind.__name__, _verdict(rows)
+    question = "What is sent in which part, and what does the rank have then?"
+    text = f"{name}, rank 0. {'. '.join(steps)}. {verdict}"
+    show(_strips(rows), text, f"{name}, rank 0. {question} {verdict}")
 
 
 def _is_written(kind: Callable, reason: str) -> bool:
@@ -441,7 +447,8 @@ def draw_memory(places_by_name: Mapping[str, Sequence[tuple[int, bool]]]) -> Non
     ]
     style = {"loc": "outside upper left", "ncols": 3, "frameon": False, "fontsize": 9}
     figure.legend(handles=handles, **style)
-    show(figure, f"{'. '.join(sentences)}.".replace("\n", ", "))
+    text = f"{'. '.join(sentences)}.".replace("\n", ", ")
+    show(figure, text, "Look how many pieces of memory there are, and who writes into them.")
 
 
 def draw_arrivals(came_by_name: Mapping[str, Sequence[str]]) -> None:

@@ -135,7 +135,8 @@ def draw_traffic(traces: Mapping[str, Trace]) -> None:
             f"{1000 * busiest:,.0f} into the busiest rank"
         )
     panels[0].set_ylabel("KB that come in")
-    show(figure, f"{'. '.join(sentences)}.")
+    caption = "How evenly do the bytes come in? The busiest ranks are orange."
+    show(figure, f"{'. '.join(sentences)}.", caption)
 
 
 # ---- lines over sizes, networks and ranks --------------------------------------------------------
@@ -241,7 +242,9 @@ def draw_bound(sizes: Sequence[int], shares: Mapping[str, Sequence[float]]) -> N
     axes.legend(frameon=False, loc="center left")
     bare(axes, xscale="log", xlabel="tensor (bytes), 8 ranks", ylabel="bound / time (%)")
     axes.margins(x=0.1)
-    show(figure, f"From {sizes[0]:,} to {sizes[-1]:,} bytes: {'; '.join(sentences)}.")
+    text = f"From {sizes[0]:,} to {sizes[-1]:,} bytes: {'; '.join(sentences)}."
+    caption = "Higher is better. How does the order change from small tensors to large ones?"
+    show(figure, text, caption)
 
 
 def draw_three_nodes(table: Sequence[tuple[float, float]], gb_s: float, ranks: int) -> None:
@@ -263,7 +266,11 @@ def draw_three_nodes(table: Sequence[tuple[float, float]], gb_s: float, ranks: i
         f"{size / 1e6:.1f} MB {us:,.1f} and {model_us:,.1f} µs"
         for size, us, model_us in zip(sizes, times_us, predicted_us, strict=True)
     ]
-    show(figure, f"Measured and predicted: {', '.join(pairs)}.")
+    caption = (
+        "Left, what was measured, and a line that was predicted without it. Right, how far the "
+        "line is off: look where that changes."
+    )
+    show(figure, f"Measured and predicted: {', '.join(pairs)}.", caption)
 
 
 def draw_ranks(ranks: Sequence[int], ms_by_name: Mapping[str, Sequence[float]]) -> None:
@@ -283,7 +290,8 @@ def draw_ranks(ranks: Sequence[int], ms_by_name: Mapping[str, Sequence[float]]) 
     axes.set_yticks([10, 100, 1000, 10000], ["10", "100", "1,000", "10,000"])
     axes.minorticks_off()
     numbers = ", ".join(f"{n:,}" for n in ranks)
-    show(figure, f"On {numbers} ranks: {'; '.join(sentences)}.")
+    caption = "Both scales are logarithmic. Which lines cross, and which one stays near the bound?"
+    show(figure, f"On {numbers} ranks: {'; '.join(sentences)}.", caption)
 
 
 def draw_cards(nodes: Sequence[int], ms_by_name: Mapping[str, Sequence[float]]) -> None:
@@ -319,7 +327,11 @@ def draw_limits(ranks: Sequence[int], batches: Mapping[str, Mapping[str, Sequenc
         axes.minorticks_off()
     panels[0].set_ylabel("local batch")
     panels[0].legend(frameon=False, fontsize=9)
-    show(figure, f"{'. '.join(sentences)}.")
+    caption = (
+        "From a line on, a batch is large enough. Which of the two limits is near both together, "
+        "and what does a slower network change?"
+    )
+    show(figure, f"{'. '.join(sentences)}.", caption)
 
 
 def draw_buckets(

@@ -48,7 +48,9 @@ def draw_root_causes(jobs: Jobs, faults: Sequence[str]) -> None:
     sentences = []
     for fault, seconds in times.items():
         sentences.append(f"{fault}: rank 1 about {seconds[1] - seconds[0]:.0f} s after rank 0")
-    show(figure, f"torchrun's times of failures, in whole seconds. {'. '.join(sentences)}.")
+    words = "torchrun's times of failures, in whole seconds."
+    caption = f"{words} In which rows do they tell who was first?"
+    show(figure, f"{words} {'. '.join(sentences)}.", caption)
 
 
 def _failure_times(jobs: Jobs, fault: str) -> dict[int, float]:
@@ -105,11 +107,11 @@ def draw_recorders(jobs: Jobs, faults: Sequence[str]) -> None:
         axes.set_title(title, fontsize=10, loc="left")
         counts = [len(calls) for calls in lists]
         sentences.append(f"{fault}: {counts[0]} and {counts[1]} calls")
-    show(
-        figure,
+    caption = (
         "Calls of ranks 0 and 1 by number: g is the gradients' line, L the loss's, R that of right "
-        f"answers. Orange: its partner is missing or differs. {'. '.join(sentences)}.",
+        "answers. Orange: its partner is missing or differs."
     )
+    show(figure, f"{caption} {'. '.join(sentences)}.", caption)
 
 
 def _recorded(jobs: Jobs, fault: str, rank: int) -> list[dict[str, Any]]:
@@ -238,5 +240,7 @@ def draw_verdicts(verdicts: Mapping[str, Sequence[str]], faults: Sequence[str]) 
             rows[fault].append(Box(words, _SHADES[words]))
     text = ", ".join(f"{tool} {count}" for tool, count in found.items())
     figure = box_figure(rows, list(verdicts), width=1.0)
-    show(figure, f"In how many of the six failures a tool names or shows the culprit: {text}.")
+    caption = "A column for each tool: the more green, the more often it leads to the culprit."
+    words = "In how many of the six failures a tool names or shows the culprit"
+    show(figure, f"{words}: {text}.", caption)
     return found

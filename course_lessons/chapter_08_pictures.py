@@ -6,6 +6,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
 from course_lessons.chapter_08 import CULPRIT, JOBS, RANKS, Absence, in_a_roll_call, raw_logs
 from course_lessons.drawing import Box, box_figure, draw_boxes, paint, reason_of
@@ -181,17 +183,33 @@ def draw_waits(errors: Mapping[str, WorkerTimeout]) -> None:
     Args:
         errors: By name, what a launch with a recording ended with.
     """
-    figure, sides = plt.subplots(1, 2, figsize=(8, 2.4), sharex=True, layout="constrained")
+    figure, sides = plt.subplots(1, 2, figsize=(8, 2.7), sharex=True, layout="constrained")
     figure.get_layout_engine().set(wspace=0.08)
     for axes, (name, error) in zip(sides, errors.items(), strict=True):
         waits_s = _draw_side(axes, error)
         _bare(axes, range(3), title=name, xlabel="s since the launch", xlim=(0, None))
         print(f"{name}: rank {waits_s.index(min(waits_s))} waits least")
-    show(
-        figure,
+    _explain_waits(figure)
+    text = (
         "Grey: a rank is busy with its own; pale: it is inside all_reduce, hatched where that did "
-        "not end. Rank 2 is always busy, and the others wait for it.",
+        "not end. Rank 2 is always busy, and the others wait for it."
     )
+    show(figure, text, "A row for each rank, in its colour. Which rank waits least?")
+
+
+def _explain_waits(figure: Figure) -> None:
+    """What grey, pale and hatched bars are."""
+    looks = {
+        "busy with its own": {"facecolor": "#777777"},
+        "inside all_reduce": {"facecolor": "#DDDDDD", "edgecolor": "#777777"},
+        "inside one that did not end": {
+            "facecolor": "#DDDDDD",
+            "edgecolor": "#777777",
+            "hatch": "////",
+        },
+    }
+    patches = [Patch(label=label, **look) for label, look in looks.items()]
+    figure.legend(handles=patches, loc="outside upper center", ncols=3, frameon=False)
 
 
 def _draw_side(axes: Axes, error: WorkerTimeout) -> list[float]:
@@ -231,7 +249,9 @@ def draw_view(results: Mapping[str, Sequence[Sequence[float]]]) -> None:
         numbers = ", ".join(f"{value:g}" for value in memory)
         read = ", ".join(f"{value:g}" for value in view)
         sentences.append(f"{name}: in memory {numbers}; in what was handed in {read}")
-    show(figure, f"{'. '.join(sentences)}. Blue was added up; orange should have been.")
+    colours = "Blue was added up; orange should have been."
+    caption = f"{colours} Compare the memory with what was handed in, which is a part of it."
+    show(figure, f"{'. '.join(sentences)}. {colours}", caption)
 
 
 def _number(value: float, wanted: float | None = None) -> Box:
@@ -310,7 +330,9 @@ def draw_symptoms(hang: WorkerTimeout, lie: Sequence[list[float]], death: Worker
         draw_boxes(axes, rows, [""] * 10)
         axes.set_title(name, fontsize=10, loc="left", pad=-4)
         sentences.append(f"{name}: rank 0 {ranks[0][1]}, rank 1 {ranks[1][1]}")
-    show(figure, f"What each rank hands in, and how it ends. {'. '.join(sentences)}.")
+    words = "What each rank hands in, and how it ends."
+    caption = f"{words} Compare the ends: one mistake, three times."
+    show(figure, f"{words} {'. '.join(sentences)}.", caption)
 
 
 def _end_of(hang: WorkerTimeout, rank: int) -> str:
@@ -344,7 +366,8 @@ def draw_logs(jobs: Sequence[str]) -> None:
         words = "; ".join(box.words.replace("\n", ", ") for box in boxes)
         sentences.append(f"{job}: {words}")
     figure = box_figure(rows, columns, width=1.8)
-    show(figure, f"Last words and exit codes, by rank. {'. '.join(sentences)}.")
+    caption = "The last words in each rank's log, and its exit code. Which rank would you look at?"
+    show(figure, f"Last words and exit codes, by rank. {'. '.join(sentences)}.", caption)
 
 
 def _last_words(job: str, suspected: Sequence[int]) -> list[Box]:
@@ -406,7 +429,9 @@ def draw_deaths(error: WorkerError) -> None:
     _bare(axes, range(2), xlabel="s since the first call (crosses: errors)", xlim=(0, None))
     axes.set_xlim(0, 1.8 * axes.get_xlim()[1])
     words = ", then ".join(f"rank {failure.rank}'s {failure.headline}" for failure in in_order)
-    show(figure, f"In the order of time: {words}. Yellow: in a call; green: own code.")
+    colours = "Yellow: in a call; green: own code."
+    caption = f"{colours} Whose error comes out first, and which of them is the cause?"
+    show(figure, f"In the order of time: {words}. {colours}", caption)
 
 
 def draw_memory(asked_bytes: Mapping[int, int], death: WorkerError, spare_bytes: int) -> None:

@@ -148,7 +148,8 @@ def draw_causes(
     axes.set(xlabel="% of the job's time", ylabel="between saves", xticks=range(0, 101, 20))
     axes.invert_yaxis()
     figure.legend(loc="outside upper center", ncols=4, frameon=False)
-    show(figure, _sentence(sentences))
+    caption = "A bar is a job's time. From top to bottom, compare what saves and deaths take of it."
+    show(figure, _sentence(sentences), caption)
 
 
 def draw_goodput(
@@ -297,7 +298,8 @@ def _draw_job(lives: Sequence[_Life], vague: bool = False) -> None:
     bare(axes, yticks=range(len(names)), yticklabels=names, xlim=(0, 29))
     axes.set(xlabel="steps", xticks=range(0, 21, 4))
     axes.invert_yaxis()
-    show(figure, _sentence(sentences))
+    caption = "A row for each life of the job: which steps it did, with what, and how it ended."
+    show(figure, _sentence(sentences), caption)
 
 
 def draw_night(night: Sequence[str]) -> None:

@@ -88,7 +88,9 @@ def draw_interfaces(hosts: Any, listed: Sequence[str]) -> None:
     for number, side in enumerate(sides):
         listing = ", ".join(f"{name} {address}" for name, address in side.items())
         words.append(f"host {number} has {listing}")
-    show(figure, f"{_sentence(words)} Lines join what reaches the other host.")
+    joined = "Lines join what reaches the other host."
+    caption = f"Each box is an interface, with its address. {joined}"
+    show(figure, f"{_sentence(words)} {joined}", caption)
 
 
 def draw_doors(hosts: Any, left: str) -> None:
@@ -118,7 +120,9 @@ def draw_doors(hosts: Any, left: str) -> None:
     _arrow(axes, (4.7, 1.1), (1.35, 0.68), GOOD, bent=0.12)
     _words(axes, 2.95, 0.52, "they meet", color=GOOD)
     text = f"Both ranks reach the store on host 0. There each leaves {left}, so each then knocks"
-    show(figure, f"{text} at its own host, and no arrow of tensors crosses the cable.")
+    caption = "Green: both ranks reach the store. Red: where each looks for the other one then."
+    text += " at its own host, and no arrow of tensors crosses the cable."
+    show(figure, text, caption)
 
 
 def draw_stores(sockets: str, stranger: str, rates: str) -> None:
@@ -185,7 +189,8 @@ def draw_cards(outputs: Sequence[str]) -> None:
         _words(axes, left + 0.58, 0.66, f"card {card}", color=GREY)
         _words(axes, left + 0.55, 0.93, f"rank {rank}", weight="bold", fontsize=11)
         _words(axes, left + 0.55, 1.19, extra)
-    show(figure, f"{'; '.join(lines)}.")
+    caption = "Two nodes with their cards, and what the process on each card says of itself."
+    show(figure, f"{'; '.join(lines)}.", caption)
 
 
 def draw_names(script: str, tasks: Sequence[str], cpus: Sequence[str]) -> None:
@@ -223,11 +228,10 @@ def draw_names(script: str, tasks: Sequence[str], cpus: Sequence[str]) -> None:
         if in_script != in_task:
             differs.append(name)
     short, enough = (text.split("=")[1] for text in cpus)
-    show(
-        figure,
-        f"{names}: {rows}. The script differs from task 0 in {' and '.join(differs)} alone. "
-        f"CPUs for four tasks: {short} without SRUN_CPUS_PER_TASK, {enough} with it.",
-    )
+    text = f"{names}: {rows}. The script differs from task 0 in {' and '.join(differs)} alone. "
+    text += f"CPUs for four tasks: {short} without SRUN_CPUS_PER_TASK, {enough} with it."
+    caption = "Above, what the batch script finds; below, its tasks. Orange: not what task 0 finds."
+    show(figure, text, caption)
 
 
 # ---- what agents did when ------------------------------------------------------------------------

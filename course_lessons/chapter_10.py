@@ -77,7 +77,8 @@ def draw_distances(distances: Mapping[str, tuple[str, str]]) -> None:
     axes.tick_params(length=0, labelbottom=False, labeltop=True)
     axes.spines[:].set_visible(False)
     parts = [f"{name}: {pair[0]}, {pair[1]}" for name, pair in distances.items()]
-    show(figure, f"Between the ranks, and from one device. {'; '.join(parts)}.")
+    caption = "How far the weights are apart in the end: compare both columns, row by row."
+    show(figure, f"Between the ranks, and from one device. {'; '.join(parts)}.", caption)
 
 
 class Yardstick:
@@ -146,8 +147,13 @@ class Yardstick:
         """Return the median test loss, divided by that without any fault."""
         return (self.losses[name, kind].median() / self.losses["cured", kind].median()).item()
 
-    def draw(self, words: str) -> None:
-        """Draw all test losses so far: a point for each seed, a band for the cured ones."""
+    def draw(self, words: str, caption: str = "") -> None:
+        """Draw all test losses so far: a point for each seed, a band for the cured ones.
+
+        Args:
+            words: As `text` for `show`.
+            caption: As for `show`.
+        """
         names = list(dict.fromkeys(name for name, _ in self.losses))
         size = (9, 0.34 * len(names) + 1.1)
         figure, panels = plt.subplots(1, 2, figsize=size, sharey=True, layout="constrained")
@@ -164,7 +170,7 @@ class Yardstick:
             axes.spines[["top", "right"]].set_visible(False)
         panels[0].set_yticks(range(len(names)), names)
         panels[0].set_ylim(len(names) - 0.5, -0.5)
-        show(figure, words)
+        show(figure, words, caption)
 
     def draw_shards(self) -> None:
         """Draw how many of each digit either rank trains on in an epoch."""
@@ -215,12 +221,13 @@ def draw_drift(histories: Mapping[str, Sequence[torch.Tensor]]) -> None:
         axes.spines[["top", "right"]].set_visible(False)
     panels[0].set_ylabel("one moving mean")
     panels[0].legend(frameon=False)
-    show(
-        figure,
+    text = (
         "Without a cure the ranks end apart. Averaged after each step, they never part. Averaged "
         "once, or given rank 0's, they part and meet at the end: once meets where each step ends, "
-        "rank 0's doesn't.",
+        "rank 0's doesn't."
     )
+    caption = "Panel by panel: do the two ranks part, do they meet at the end, and at which height?"
+    show(figure, text, caption)
 
 
 def draw_masks(masks: Mapping[str, Sequence[torch.Tensor]]) -> None:
@@ -241,7 +248,9 @@ def draw_masks(masks: Mapping[str, Sequence[torch.Tensor]]) -> None:
             axes.set_ylabel(f"rank {rank}" if column == 0 else "")
         panels[0, column].set_title(name, size=9)
         parts.append(f"{name}: {_compared(*of_ranks)}")
-    show(figure, f"Dark: dropped; a row for each call. {'; '.join(parts)}.")
+    words = "Dark: dropped; a row for each call."
+    caption = f"{words} Compare rank 0's mask with rank 1's below it, also one call later."
+    show(figure, f"{words} {'; '.join(parts)}.", caption)
 
 
 def _compared(ours: torch.Tensor, theirs: torch.Tensor) -> str:

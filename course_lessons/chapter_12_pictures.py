@@ -104,11 +104,10 @@ def draw_half(*hooks: Callable) -> None:
     bare(axes, xscale="log", xlabel="mean of the gradients", ylim=(-0.1, 2.4))
     axes.set_ylabel("returned,\nas a multiple")
     axes.legend(frameon=False, loc="upper center")
-    show(
-        figure,
-        f"{name} on two ranks, tried from 1e-09 to 1e+06. Right within 1 %: "
-        f"{', '.join(sentences)}. Where a line ends, the numbers are too large for the type.",
-    )
+    ends = "Where a line ends, the numbers are too large for the type."
+    text = f"{name} on two ranks, tried from 1e-09 to 1e+06. Right within 1 %: "
+    text += f"{', '.join(sentences)}. {ends}"
+    show(figure, text, f"At 1 the mean is right. From where to where is each line there? {ends}")
 
 
 def _right_range(numbers: torch.Tensor, ratio: torch.Tensor) -> str:
@@ -157,11 +156,9 @@ def draw_top_k(*hooks: Callable) -> None:
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     received = ", ".join(f"{value:g}" for value in returned[0])
-    show(
-        figure,
-        f"{name} with a share of 0.25. Coloured: the three largest of each rank, and what "
-        f"is not 0 of what comes back. Rank 0 gets {received}.",
-    )
+    coloured = "Coloured: the three largest of each rank, and what is not 0 of what comes back."
+    text = f"{name} with a share of 0.25. {coloured} Rank 0 gets {received}."
+    show(figure, text, coloured)
 
 
 def draw_low_rank(*steps: Callable) -> None:
@@ -234,11 +231,12 @@ def draw_step_times(table: Table) -> None:
     panels[0].invert_yaxis()
     handles = panels[0].get_legend_handles_labels()
     figure.legend(*handles, loc="outside upper right", ncols=2, frameon=False)
-    show(
-        figure,
+    text = (
         "A step is 1 ms of computing and its messages (hatched): three times as long as that at "
-        "1 Gbit/s, a sliver on the fast network. Only the hatched part can shrink.",
+        "1 Gbit/s, a sliver on the fast network. Only the hatched part can shrink."
     )
+    caption = "Only the hatched part can shrink: see which share of a step it is on each network."
+    show(figure, text, caption)
 
 
 def draw_shares(shares: Sequence[float], ranks: Sequence[int]) -> None:
@@ -271,11 +269,12 @@ def draw_bytes_by_ranks(table: Table, names: Sequence[str], world_sizes: Sequenc
     axes.minorticks_off()
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
-    show(
-        figure,
+    text = (
         "DDP's curve flattens below twice its gradients. Top-k's doesn't: four times the ranks, "
-        "more than four times the bytes (the axis of ranks is logarithmic).",
+        "more than four times the bytes (the axis of ranks is logarithmic)."
     )
+    caption = "From mark to mark there are four times the ranks. Which curve flattens?"
+    show(figure, text, caption)
     return first / second
 
 
@@ -330,12 +329,10 @@ def draw_straggling() -> None:
     panels[0, 0].invert_yaxis()
     for axis in panels[1]:
         axis.set_xlabel("ms")
-    show(
-        figure,
-        "Hatched: slow steps. White between or after a rank's steps: it waits for others. Lower "
-        "left, nobody waits, and all are done after 28 ms. Lower right, three ranks wait 48 ms "
-        "for rank 2.",
-    )
+    looks = "Hatched: slow steps. White between or after a rank's steps: it waits for others."
+    text = f"{looks} Lower left, nobody waits, and all are done after 28 ms. Lower right, three "
+    text += "ranks wait 48 ms for rank 2."
+    show(figure, text, f"{looks} Who waits below, on the left and on the right?")
 
 
 def _draw_steps(axis: Axes, rank: int, begin_ms: float, taken_ms: Sequence[float]) -> float:
@@ -350,30 +347,52 @@ def _draw_steps(axis: Axes, rank: int, begin_ms: float, taken_ms: Sequence[float
     return begin_ms
 
 
+_BELOW_LEFT, _LEFT = ((-8, -12), "right"), ((-9, -4), "right")
+_RIGHT, _ABOVE = ((9, -4), "left"), ((9, 5), "left")
+# Where a curve is named, in the panel of bytes and in that of time: at which of its marks, how
+# many points from it, and which end of the name is there.
+_NAMED = {
+    "DDP": ((2, *_RIGHT), (2, *_RIGHT)),
+    "bfloat16": ((2, *_LEFT), (2, *_LEFT)),
+    "top 1 %": ((2, *_ABOVE), (0, (12, 2), "left")),
+    "top 1 %, error feedback": ((1, (-24, -27), "center"), (2, (60, 42), "left")),
+    "PowerSGD, rank 4": ((0, *_RIGHT), (0, *_ABOVE)),
+    "every 16 steps": ((2, *_BELOW_LEFT), (2, *_BELOW_LEFT)),
+    "DiLoCo, every 16 steps": ((0, *_ABOVE), (0, (9, 9), "left")),
+}
+_LEADER = 20  # a name that is more points away from its mark has a line that leads there
+
+
 def draw_progress(table: Table) -> None:
     """Draw the loss against what a rank has sent, and against virtual time."""
-    figure, both = plt.subplots(1, 2, figsize=(11, 4.4), sharey=True, layout="constrained")
+    figure, both = plt.subplots(2, 1, figsize=(7.9, 6.6), sharey=True, layout="constrained")
     for (name, row), color, mark in zip(table.rows.items(), OKABE_ITO, _MARKS, strict=False):
         mean, spread = row.losses.mean(dim=0)[1:], half_apart(row.losses)[1:]
-        for axes, per_step in zip(both, (table.kb_of, table.us_of), strict=True):
+        named = _NAMED.get(name, ((2, *_RIGHT), (2, *_RIGHT)))
+        for axes, per_step, where in zip(both, (table.kb_of, table.us_of), named, strict=True):
             until = [table.total(name, per_step, steps) / 1000 for steps in (16, 32, 48)]
-            axes.errorbar(until, mean, spread, color=color, marker=mark, capsize=3, label=name)
+            axes.errorbar(until, mean, spread, color=color, marker=mark, capsize=3)
+            number, offset, side = where
+            leader = {"arrowstyle": "-", "color": color, "linewidth": 0.8}
+            axes.annotate(
+                name, (until[number], mean[number].item()), offset, ha=side,
+                textcoords="offset points",
+                arrowprops=leader if max(map(abs, offset)) > _LEADER else None,
+            )  # fmt: skip
     labels = "sent by each of four ranks (MB)", "virtual time at 1 Gbit/s (ms)"
-    all_ticks = (0.2, 0.5, 1, 2, 5, 10), (20, 50, 100, 200)
+    all_ticks = (0.2, 0.5, 1, 2, 5, 10, 20), (20, 50, 100, 200)
     for axes, xlabel, ticks in zip(both, labels, all_ticks, strict=True):
-        axes.set(xscale="log", xlabel=xlabel)
+        bare(axes, xscale="log", xlabel=xlabel, ylabel="loss on held-out text")
         axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
         axes.minorticks_off()
-    both[0].set_ylabel("loss on held-out text")
-    legend = {"loc": "outside upper center", "ncols": 4, "fontsize": "small"}
-    legend["title"] = "bars: from one seed to the other"
-    figure.legend(*both[0].get_legend_handles_labels(), **legend)
-    show(
-        figure,
-        "Lower and further left is better, and both scales across are logarithmic. Left: those "
-        "that talk every 16 steps and top-k need about a tenth of DDP's bytes for the same loss. "
-        "Right: every 16 steps is fastest as far as it goes. Only bfloat16 gets as low as DDP.",
+        axes.margins(x=0.1, y=0.1)
+    better = "Lower and further left is better, and both scales across are logarithmic."
+    text = (
+        f"{better} Above: those that talk every 16 steps and top-k need about a tenth of DDP's "
+        "bytes for the same loss. Below: every 16 steps is fastest as far as it goes. Only "
+        "bfloat16 gets as low as DDP."
     )
+    show(figure, text, f"{better} Bars: from one seed to the other.")
 
 
 def draw_decision(
@@ -405,11 +424,15 @@ def draw_decision(
                 axis.plot(compute_ms, height, "o", ms=16, mfc="none", mec="black")
     except Exception as error:  # a learner's function may raise anything
         print(f"No circles yet: {choose.__name__} raises {type(error).__name__}: {error}")
-    show(
-        figure,
+    text = (
         "The lowest mark is best, and circles are what your function chooses. DDP is close to "
-        "bfloat16 or hidden under it. Every 16 steps leads only where a step is short.",
+        "bfloat16 or hidden under it. Every 16 steps leads only where a step is short."
     )
+    caption = (
+        "The lowest mark is best; circles are what your function chooses. DDP is close to bfloat16 "
+        "or hidden under it."
+    )
+    show(figure, text, caption)
 
 
 def _time_per_progress(candidate: Candidate, compute_ms: float, overlap: bool) -> float:

@@ -72,7 +72,7 @@ def draw_memory(*formulas: Callable[[int, int, int], float], memory_gb: float = 
             colour, hatch = ("#009E73", None) if fits else ("#D55E00", "///")
             place = 5 * group + stage
             axes.bar(place, held_gb, color=colour, hatch=hatch, edgecolor="white")
-            axes.text(place, max(held_gb, 1) * 1.1, f"{held_gb:,.0f}", ha="center", fontsize=8)
+            axes.text(place, max(held_gb, 1) * 1.1, f"{held_gb:,.0f}", ha="center", fontsize=9)
             if fits:
                 fitting.append(str(stage))
         stages = "no stage"
@@ -115,7 +115,9 @@ def draw_held(rows: Mapping[str, Row]) -> None:
     sentences = []
     for name, row in rows.items():
         sentences.append(f"{name} holds {row.held:g} MiB and sends {row.sent:g}")
-    show(figure, f"Per rank, measured on four: {'; '.join(sentences)} times 3/4 of the weights.")
+    text = f"Per rank, measured on four: {'; '.join(sentences)} times 3/4 of the weights."
+    caption = "A row for each stage: which part of what a rank holds is smaller than above?"
+    show(figure, text, caption)
 
 
 # ---- how a stage works ---------------------------------------------------------------------------
@@ -365,18 +367,16 @@ def draw_recomputing(*kinds: type[torch.autograd.Function]) -> None:
     for place, (number, mode) in enumerate(notes):
         colour, words = looks[mode]
         _box(axes, place, number, 0.95, colour, words)
-        axes.texts[-1].set_fontsize(8.5)
+        axes.texts[-1].set_fontsize(9)
     axes.set(xlim=(-0.05, max(6, len(notes))), ylim=(3, -0.1), xticks=[])
     axes.set(yticks=[0.4, 1.4, 2.4], yticklabels=["block 0", "block 1", "block 2"])
     axes.set_xlabel("one step, from left to right")
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
     order = ", ".join(f"{number} {mode}" for number, mode in notes)
-    show(
-        figure,
-        f"{kind.__name__}: {order}. Autograd keeps {saved_bytes} bytes for backward; the inputs of "
-        f"the blocks are {input_bytes}.",
-    )
+    kept = f"Autograd keeps {saved_bytes} bytes for backward; the inputs of the blocks are"
+    text = f"{kind.__name__}: {order}. {kept} {input_bytes}."
+    show(figure, text, f"When does each block compute, and when again? {kept} {input_bytes}.")
 
 
 def draw_clipped(gradient: Sequence[float], arrows: Mapping[str, Sequence[float]]) -> None:
@@ -421,7 +421,7 @@ def draw_units(*trains: Callable) -> None:
         colour, hatch = looks[event.kind]
         style = {"color": colour, "hatch": hatch, "edgecolor": "white"}
         axes.bar(place, event.bytes, 0.8, **style)
-        axes.text(place, event.bytes + 8, f"{event.bytes:g}", ha="center", size=8)
+        axes.text(place, event.bytes + 8, f"{event.bytes:g}", ha="center", size=9)
     for kind, (colour, hatch) in looks.items():
         axes.bar(0, 0, color=colour, hatch=hatch, edgecolor="white", label=kind)
     bare(axes, xlabel="calls of rank 0, in their order", ylabel="bytes handed in", xticks=[])
@@ -460,8 +460,8 @@ def draw_dealing(
                     sample = by_rank[rank][step][turn]
                     read.append(sample)
                     _box(axes, place, 0, 0.9, rank_style(rank)["color"] + "66", str(sample))
-                    axes.texts[-1].set(fontsize=8)
-                    axes.text(place + 0.45, 0.98, rank, ha="center", va="center", size=8)
+                    axes.texts[-1].set(fontsize=9)
+                    axes.text(place + 0.45, 0.98, rank, ha="center", va="center", size=9)
                     place += 1
             axes.plot([place - 0.05] * 2, [-0.15, 1.15], color="black", linewidth=1.2)
     axes.set(xlim=(-0.1, place), ylim=(1.2, -0.2))
@@ -530,7 +530,7 @@ def draw_hiding(layers_us: Sequence[float], steps_us: Mapping[str, Sequence[floa
     for number, (name, all_us) in enumerate(steps_us.items()):
         axes.plot(layers_us, all_us, **rank_style(number), label=name)
         for layer_us, us in zip(layers_us, all_us, strict=True):
-            offset = {"textcoords": "offset points", "ha": "center", "size": 8}
+            offset = {"textcoords": "offset points", "ha": "center", "size": 9}
             axes.annotate(f"{us:.0f}", (layer_us, us), (0, 6 if number < 2 else -14), **offset)
         sentences.append(f"{name} {', '.join(f'{us:.0f}' for us in all_us)}")
     computing_us = [24 * layer_us for layer_us in layers_us]

@@ -40,7 +40,8 @@ def draw_counts(counts: Mapping[tuple[str, str], int]) -> None:
         names.append(f"{lane}: {kind}")
         words.append(f"{lane}, {kind} {count:,}")
     _bare(axes, names, xscale="log", xlabel="rows", xlim=(1, 30_000))
-    show(figure, f"Rows of the recording, by lane and kind: {'; '.join(words)}.")
+    caption = "A bar for each lane and kind of rows; from tick to tick there are ten times as many."
+    show(figure, f"Rows of the recording, by lane and kind: {'; '.join(words)}.", caption)
 
 
 def draw_calls_and_kernels(calls: Sequence[Row], kernels: Sequence[Row]) -> None:
@@ -137,7 +138,8 @@ def draw_shares(trainings: Mapping[str, Sequence[Row]]) -> None:
         words.append(f"{name}: {', '.join(said)}")
     _bare(axes, names, xlabel="% of a step", xlim=(0, 100))
     axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=4, frameon=False)
-    show(figure, f"{'. '.join(words)}.")
+    caption = "What the GPUs of three trainings do in a step. White: nothing at all."
+    show(figure, f"{'. '.join(words)}.", caption)
 
 
 def draw_probe(view_us: Mapping[str, float], launch_us: Mapping[str, float]) -> None:

@@ -130,7 +130,9 @@ def _draw_validation(calls: Sequence[Sequence[str]], ends: Sequence[str], wanted
         sentences.append(f"rank {rank} calls {', '.join(kinds) or 'nothing'}, and {ends[rank]}")
     columns = [f"call {number}" for number in range(1, longest + 1)]
     figure = box_figure(rows, [*columns, "in the end"], width=1.15)
-    show(figure, f"The mean of all samples is {wanted:.3g}: {'; '.join(sentences)}.")
+    mean = f"The mean of all samples is {wanted:.3g}"
+    caption = f"{mean}. Do both ranks make as many calls, and do both return it?"
+    show(figure, f"{mean}: {'; '.join(sentences)}.", caption)
 
 
 def draw_late(delays_ms: Mapping[int, Sequence[float]], pause_ms: float) -> None:
@@ -156,11 +158,9 @@ def draw_late(delays_ms: Mapping[int, Sequence[float]], pause_ms: float) -> None
         axes.spines[["top", "right"]].set_visible(False)
         sentences.append(f"seed {seed}: {' and '.join(early) or 'nobody'} reads too early")
     figure.get_layout_engine().set(wspace=0.08)
-    show(
-        figure,
-        f"Grey: a rank is late; green: its pause; cross: it reads; dashed: both have called. "
-        f"{'. '.join(sentences)}.",
-    )
+    looks = "Grey: a rank is late; green: its pause; cross: it reads; dashed: both have called."
+    caption = f"{looks} Does a cross come too early?"
+    show(figure, f"{looks} {'. '.join(sentences)}.", caption)
 
 
 def _draw_late_rank(axes: Axes, rank: int, delay_ms: float, pause_ms: float) -> None:
@@ -188,7 +188,9 @@ def draw_findings(exhibits: Mapping[str, tuple[str, Sequence[str]]]) -> None:
         for begin in range(0, len(boxes), _ACROSS):
             rows[kind + " " * begin] = boxes[begin : begin + _ACROSS]  # the same name again
     figure = box_figure(rows, [""] * _ACROSS, width=2.1)
-    show(figure, f"Of {len(exhibits)} bugs the linter sees {len(found)}: {'; '.join(found)}.")
+    text = f"Of {len(exhibits)} bugs the linter sees {len(found)}: {'; '.join(found)}."
+    caption = "Bugs by what they do. Green: the linter sees it, by the rule below its name."
+    show(figure, text, caption)
 
 
 def draw_verdicts(verdicts: Mapping[str, Mapping[str, bool]]) -> None:

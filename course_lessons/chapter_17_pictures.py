@@ -81,7 +81,9 @@ def draw_functions(*pairs: tuple[type, type]) -> None:
         sentences.append(f"{name} {pair[0]:g} and {pair[1]:g}")
     phrase = f"forward, {', '.join(sentences[:3])}; gradients {', '.join(sentences[3:])}"
     names = f"{copy.__name__} and {total.__name__}"
-    show(figure, f"{names} on ranks 0 and 1: {phrase}. What isn't as in one process is hatched.")
+    hatched = "What isn't as in one process is hatched."
+    caption = f"{hatched} On the way back the gradients run from left to right as well."
+    show(figure, f"{names} on ranks 0 and 1: {phrase}. {hatched}", caption)
 
 
 def _around_a_product(copy: type, total: type) -> list[float]:
@@ -125,11 +127,12 @@ def draw_layers(*pairs: tuple[type[nn.Module], type[nn.Module]]) -> None:
     axes.set(xlim=(-0.1, 20.5), ylim=(8.1, -1.2), aspect="equal")
     axes.axis("off")
     names = f"{column.__name__} and {row.__name__}"
-    show(
-        figure,
-        f"{names}: {', '.join(verdicts)}. Numbers on rank 0 (blue) and rank 1 (hatched): "
-        f"{', '.join(sentences)}. Grey is on both, white on none.",
+    text = f"{names}: {', '.join(verdicts)}. Numbers on rank 0 (blue) and rank 1 (hatched): "
+    text += f"{', '.join(sentences)}. Grey is on both, white on none."
+    caption = (
+        "A square is a number: blue on rank 0, hatched on rank 1, grey on both, white on none."
     )
+    show(figure, text, caption)
 
 
 _OUTCOMES = ("output", "gradient of x", "gradients of A and B")
@@ -232,7 +235,7 @@ def draw_heads(rows_of: Mapping[str, Sequence[torch.Tensor]]) -> None:
     panels[-1].set_xticks(middles, [f"rows of {kind}" for kind in kinds])
     panels[-1].tick_params(axis="x", length=0)
     words = "Rows that a rank takes as queries, keys and values, hatched if they are something else"
-    show(figure, f"{words}: {'. '.join(sentences)}.")
+    show(figure, f"{words}: {'. '.join(sentences)}.", f"{words}.")
 
 
 def draw_errors(errors: Mapping[str, Errors]) -> None:
@@ -259,7 +262,8 @@ def draw_errors(errors: Mapping[str, Errors]) -> None:
         "functional.all_reduce: everything is wrong, twice as large for each Sum on the way back.",
         "Errors are relative to the largest number of that gradient.",
     ]
-    show(figure, " ".join(sentences))
+    caption = f"From right to left, as in backward: where does each way go wrong? {sentences[-1]}"
+    show(figure, " ".join(sentences), caption)
 
 
 def draw_bytes(rows: Sequence[int], tensor_kib: Sequence[float], data_kib: float) -> None:
@@ -310,4 +314,5 @@ def draw_plans(prices: Mapping[int, Mapping[str, float]]) -> None:
     for tensor, by_kind in prices.items():
         totals.append(f"{sum(by_kind.values()):.1f} µs cut among {tensor}")
     look = "Blue is long where the layer's own calls cross nodes; otherwise only gradients do."
-    show(figure, f"In total: {', '.join(totals)}. {look}")
+    caption = "The shorter the bar, the better. Which calls cross nodes in each of the plans?"
+    show(figure, f"In total: {', '.join(totals)}. {look}", caption)

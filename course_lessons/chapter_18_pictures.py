@@ -84,7 +84,8 @@ def draw_stage(*kinds: type[Neighbours]) -> None:
         sentences.append(f"stage {stage} has {phrase}")
     titles = [name for name, _, _ in answers[0][0]]
     figure = box_figure(rows, [*titles, "gradients"], width=1.35)
-    show(figure, f"{kind.__name__}: {'; '.join(sentences)}.")
+    caption = "A row for each stage, call by call: its messages, and what it holds then."
+    show(figure, f"{kind.__name__}: {'; '.join(sentences)}.", caption)
 
 
 _ACTIONS = {
@@ -303,7 +304,8 @@ def draw_attention(outcomes: Mapping[str, Mapping[str, Attended]]) -> None:
         axes.margins(x=0.12)
     panels[0].invert_yaxis()
     panels[1].legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
-    show(figure, f"{'. '.join(sentences)}.")
+    caption = "Left: the largest tensor of a rank; right: what it sends. What grows with the text?"
+    show(figure, f"{'. '.join(sentences)}.", caption)
 
 
 def draw_experts(layers: Mapping[str, Routed]) -> None:
@@ -316,7 +318,7 @@ def draw_experts(layers: Mapping[str, Routed]) -> None:
         for rank, count in enumerate(layer.received):
             computes_us = TOKEN_US * count
             axis.barh(rank, computes_us, 0.8, color="#009E73")
-            style = {"facecolor": "#FDEFD0", "edgecolor": "#E69F00", "hatch": "|||"}
+            style = {"facecolor": "#FDEFD0", "edgecolor": "#E69F00", "hatch": "////"}
             axis.barh(rank, end_us - computes_us, 0.8, computes_us, linewidth=0, **style)
         ranks = range(len(layer.received))
         bare(axis, yticks=ranks, yticklabels=[f"expert {rank}" for rank in ranks])

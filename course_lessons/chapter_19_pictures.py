@@ -45,7 +45,9 @@ def draw_order(runs: Mapping[str, DryRun], rank: int) -> None:
         sentences.append(f"{name}: {', '.join(phrases)}")
     titles = [str(number) for number in range(1, max(map(len, rows.values())) + 1)]
     figure = box_figure(rows, titles, width=0.68)
-    show(figure, f"Calls of rank {rank:,} and bytes that it hands in. {'; '.join(sentences)}.")
+    words = f"Calls of rank {rank:,} and bytes that it hands in."
+    caption = f"{words} Compare the order of both rows, and then their sizes."
+    show(figure, f"{words} {'; '.join(sentences)}.", caption)
 
 
 # ---- what a learner wrote ------------------------------------------------------------------------
@@ -231,7 +233,8 @@ def draw_speed(*searches: Callable[..., float], counts: Sequence[int]) -> None:
     axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
     chips = ", ".join(f"{count:,}" for count in counts)
     words = f"By {search.__name__}, on {chips} chips a step takes, and a chip is worth"
-    show(figure, f"{words}: {'; '.join(sentences)}.")
+    caption = f"By {search.__name__}: more chips, shorter steps. Where is a chip worth less?"
+    show(figure, f"{words}: {'; '.join(sentences)}.", caption)
 
 
 # ---- the model -----------------------------------------------------------------------------------

@@ -121,7 +121,7 @@ def draw_pairs(
 def paint(kind: str) -> dict[str, str]:
     """How bars of a kind look, as in timelines: `facecolor`, `edgecolor` and `hatch`."""
     style = KINDS[kind]
-    hatch = "////" if style.dash else ""
+    hatch = "" if kind == "compute" else "////"
     return {"facecolor": style.fill, "edgecolor": style.ink, "hatch": hatch}
 
 

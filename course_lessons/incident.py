@@ -194,6 +194,7 @@ LOOKS = {
     "thursday/rank 0": Look(2, "what rank 0 printed", _printed([0])),
     "thursday/all ranks": Look(5, "what all four ranks printed", _printed(range(RANKS))),
 }
+_YOURS, _ENOUGH = "#0072B2", "#BBBBBB"
 # The cheapest looks by which a cause can be named, before any experiment.
 ENOUGH = {
     "monday": ("monday/verdict", "monday/characters"),
@@ -243,12 +244,12 @@ class Desk:
 
     def bill(self) -> None:
         """Draw what was looked at, night by night, with the least that would have been enough."""
-        figure, axes = plt.subplots(figsize=(8, 3.6), layout="constrained")
+        figure, axes = plt.subplots(figsize=(8, 5), layout="constrained")
         nights = list(ENOUGH)
         for row, night in enumerate(nights):
             yours = [name for name in self.seen if name.startswith(night)]
-            _draw_looks(axes, row - 0.2, yours, "#0072B2")
-            _draw_looks(axes, row + 0.2, ENOUGH[night], "#999999")
+            _draw_looks(axes, row - 0.2, yours, _YOURS)
+            _draw_looks(axes, row + 0.2, ENOUGH[night], _ENOUGH)
         axes.set(xlabel="minutes of looking; blue: yours, grey: enough to name the cause")
         axes.set_yticks(range(len(nights)), nights)
         axes.set_xlim(0, 30)
@@ -268,8 +269,8 @@ def _draw_looks(axes: plt.Axes, row: float, names: Sequence[str], color: str) ->
         minutes = LOOKS[name].minutes
         axes.barh(row, minutes, 0.36, start, color=color, edgecolor="white")
         label = name.partition("/")[2]
-        narrow = {"rotation": 90, "size": 6.5} if minutes <= 2 else {"size": 8}
-        axes.text(
-            start + minutes / 2, row, label, ha="center", va="center", color="white", **narrow
-        )
+        turned = 90 if minutes <= 2 else 0
+        ink = "black" if color == _ENOUGH else "white"
+        place = {"ha": "center", "va": "center", "size": 9, "rotation": turned, "color": ink}
+        axes.text(start + minutes / 2, row, label, **place)
         start += minutes

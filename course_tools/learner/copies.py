@@ -9,7 +9,6 @@ cell's id is the English one's: answers that were written in one language are ce
 import datetime
 import functools
 import hashlib
-import itertools
 import os
 import re
 import sys
@@ -171,13 +170,19 @@ def _solution(original: Path, root: Path) -> NotebookNode | None:
 def fold_explanations(notebook: NotebookNode) -> None:
     """Fold what explains a measurement, so that it doesn't answer the question above it.
 
-    One click opens it. A cell that begins with a heading opens the next section, and stays.
+    That is the first Markdown cell behind a measuring cell; code between them draws what was
+    measured. One click opens it. A cell that begins with a heading opens the next section, and
+    stays. `answeringOne` in course.js keeps to the same rule.
     """
-    for measuring, explaining in itertools.pairwise(notebook.cells):
-        measures = measuring.cell_type == "code" and ".measured(" in measuring.source
-        is_heading = explaining.source.startswith("#")
-        if measures and explaining.cell_type == "markdown" and not is_heading:
-            explaining.metadata["jupyter"] = {"source_hidden": True}
+    is_explained_next = False
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            is_explained_next |= ".measured(" in cell.source
+            continue
+        is_heading = cell.source.startswith("#")
+        if is_explained_next and not is_heading:
+            cell.metadata["jupyter"] = {"source_hidden": True}
+        is_explained_next = False
 
 
 def language_of_kernel() -> dict[str, object]:

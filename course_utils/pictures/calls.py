@@ -43,13 +43,15 @@ class Difference(NamedTuple):
     ranks: set[int]  # in the minority, or all where there is no majority
 
 
-def plot_calls(source: WorkerTimeout | Trace | Explanation) -> None:
+def plot_calls(source: WorkerTimeout | Trace | Explanation, caption: str = "") -> None:
     """Show the last five collectives of every rank, in order; what is missing or differs is marked.
 
     Of several groups it is the first in which a rank waits, or else the first one used.
 
     Args:
         source: The error of ranks that hang, `results.trace`, or what `explain_dumps` returns.
+        caption: The sentence below it. By default what is missing, and in what calls differ; how
+            each rank called it is in the alternative text.
 
     Raises:
         TypeError: `source` is none of these.
@@ -65,7 +67,7 @@ def plot_calls(source: WorkerTimeout | Trace | Explanation) -> None:
     of_one_group = _of_one_group(collectives, open_calls)
     shown = of_one_group[-_LAST:]
     figure = draw(shown, open_calls)
-    show(figure, words(shown))
+    show(figure, words(shown), caption or words(shown, in_short=True))
 
 
 def _recorded(source: WorkerTimeout | Trace | Explanation) -> _Recorded:
@@ -93,25 +95,31 @@ def _of_one_group(collectives: list[Meeting], open_calls: list[Event]) -> list[M
 
 
 @english()  # as are all other words of pictures
-def words(shown: list[Meeting]) -> str:
-    """What is missing and what differs, of several collectives in the first one."""
+def words(shown: list[Meeting], in_short: bool = False) -> str:
+    """What is missing and what differs, of several collectives in the first one.
+
+    In short, how each rank called it is left out.
+    """
     first = shown[0]
     last = shown[-1]
     collectives = f"Collectives #{first.number} to #{last.number}"
     if len(shown) == 1:
         collectives = f"Collective #{first.number}"
     ranks = ranks_named(first.members)
-    sentences = [*_what_differs(shown), *_what_is_missing(shown)]
+    sentences = [*_what_differs(shown, in_short), *_what_is_missing(shown)]
     content = ". ".join(sentences) or "all the same"
     return f"{collectives} of {ranks}: {content}."
 
 
-def _what_differs(shown: list[Meeting]) -> list[str]:
+def _what_differs(shown: list[Meeting], in_short: bool) -> list[str]:
     """A sentence on the first collective whose calls differ, if there is one."""
     for meeting in shown:
         differs_in = difference(meeting)
         if differs_in is None:
             continue
+        sentence = f"#{meeting.number} differs in {differs_in.name}"
+        if in_short:
+            return [sentence]
         labels = {}
         for rank, call in sorted(meeting.calls.items()):
             labels[rank] = _label(call)
@@ -120,7 +128,7 @@ def _what_differs(shown: list[Meeting]) -> list[str]:
             named = ranks_named(ranks)
             parts.append(f"{label} on {named}")
         labels_by_rank = "; ".join(parts)
-        return [f"#{meeting.number} differs in {differs_in.name}: {labels_by_rank}"]
+        return [f"{sentence}: {labels_by_rank}"]
     return []
 
 

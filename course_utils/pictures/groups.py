@@ -135,7 +135,7 @@ def _draw_cell(
     corner = (column - 0.45, row - 0.42)
     box = plt.Rectangle(corner, 0.9, 0.84, facecolor=colour, edgecolor="white")
     axes.add_patch(box)
-    axes.text(column, row, text, ha="center", va="center", fontsize=7, color=INK)
+    axes.text(column, row, text, ha="center", va="center", fontsize=9, color=INK)
 
 
 def _waits_in(explanation: Explanation, group: Group, rank: int) -> Call | None:

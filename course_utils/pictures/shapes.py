@@ -28,7 +28,6 @@ class Lines(NamedTuple):
     ends: list[Line]
     colour: str
     width: float = 1.0
-    dash: tuple[float, float] | None = None  # pixels that are drawn, and that are left out
 
 
 class Words(NamedTuple):
@@ -88,9 +87,6 @@ def _element(shape: Shape) -> str:
         text = html.escape(shape.text)
         return f'<text {place} fill="{INK}">{text}</text>'
     style = f'stroke="{shape.colour}" stroke-width="{shape.width:.1f}"'
-    if shape.dash:
-        drawn, left_out = shape.dash
-        style += f' stroke-dasharray="{drawn} {left_out}"'
     strokes = []
     for x1, y1, x2, y2 in shape.ends:
         strokes.append(f"M{x1:.1f} {y1:.1f}L{x2:.1f} {y2:.1f}")
@@ -128,8 +124,5 @@ def _draw_lines(axes: Axes, lines: Lines, order: int) -> None:
         ends.append((start, end))
     width = lines.width * _POINTS
     drawn = LineCollection(ends, colors=lines.colour, linewidths=width, capstyle="butt")
-    if lines.dash:
-        in_widths = [pixels / lines.width for pixels in lines.dash]  # as matplotlib counts
-        drawn.set_linestyle((0, in_widths))
     drawn.set_zorder(order)
     axes.add_collection(drawn, autolim=False)

@@ -11,6 +11,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, Rectangle
 
+from course_utils.launcher.language import _, sentences
 from course_utils.pictures.shapes import INK
 from course_utils.pictures.style import rank_style, show, together
 
@@ -35,8 +36,10 @@ class _Square(NamedTuple):
     value: float | None
 
 
-def plot_ranks(before: Sequence, after: Sequence, undefined: Collection[int] = ()) -> None:
-    """Show what every rank holds before and after a collective, with the numbers below.
+def plot_ranks(
+    before: Sequence, after: Sequence, undefined: Collection[int] = (), caption: str = ""
+) -> None:
+    """Show what every rank holds before and after a collective.
 
     A square has the colour and the mark of the rank that had its value before, and a sum the
     stripes of all that are in it; white is what can come from several ranks, or from none. Of more
@@ -46,6 +49,8 @@ def plot_ranks(before: Sequence, after: Sequence, undefined: Collection[int] = (
         before: For each rank a tensor, a number, a list of tensors, or None if it holds nothing.
         after: Likewise.
         undefined: Ranks whose result means nothing, such as those off the root of a reduce.
+        caption: The sentence below it. By default how such a picture is read; the numbers are its
+            alternative text.
 
     Raises:
         ValueError: The two lists differ in length, are empty, or lack a rank of `undefined`.
@@ -57,7 +62,17 @@ def plot_ranks(before: Sequence, after: Sequence, undefined: Collection[int] = (
     old_text = _in_words(old)
     new_text = _in_words(new, undefined)
     figure = draw(old, new, undefined)
-    show(figure, f"Before: {old_text}. After: {new_text}.")
+    show(figure, f"Before: {old_text}. After: {new_text}.", caption or _how_to_read(undefined))
+
+
+def _how_to_read(undefined: Collection[int]) -> str:
+    colours = _(
+        "Each row is a rank. A number has the colour of the rank that it comes from, and a sum a "
+        "stripe for each rank in it."
+    )
+    if not undefined:
+        return colours
+    return sentences(colours, _("Where a ? stands, the result means nothing."))
 
 
 def _refuse_misfit(before: Sequence, after: Sequence, undefined: Collection[int]) -> None:

@@ -8,6 +8,7 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from course_utils.launcher.language import _
 from course_utils.network.trace import Trace
 from course_utils.pictures.shapes import INK
 from course_utils.pictures.squares import Origins, cell, origin, origins, rank_rows
@@ -23,12 +24,14 @@ _BOLD = {"edgecolor": INK, "linewidth": 2.2}
 State = Sequence[Sequence[float]]  # `state[rank][chunk]`
 
 
-def plot_steps(held: Sequence[Sequence[Sequence[float]]], trace: Trace) -> None:
+def plot_steps(held: Sequence[Sequence[Sequence[float]]], trace: Trace, caption: str = "") -> None:
     """Show what all ranks hold after each step; an arrow is a message, and what it changed is bold.
 
     Args:
         held: `held[rank][k][chunk]`, after k steps; a sum has the stripes of all that are in it.
         trace: The recording, in which each rank sends one message per step.
+        caption: The sentence below it. By default how such a picture is read; what each step brings
+            is its alternative text.
     """
     states = [list(state) for state in zip(*held, strict=True)]
     last_rank = len(held) - 1
@@ -39,7 +42,11 @@ def plot_steps(held: Sequence[Sequence[Sequence[float]]], trace: Trace) -> None:
         sentences.append(f"step {step}: {changes}")
     text = "; ".join(sentences)
     figure = draw(states, trace)
-    show(figure, f"New on ranks 0 to {last_rank}, {text}.")
+    how_to_read = _(
+        "Each row is a rank. An arrow is a message, what it changed is bold, and a sum has a "
+        "stripe for each rank in it."
+    )
+    show(figure, f"New on ranks 0 to {last_rank}, {text}.", caption or how_to_read)
 
 
 def _changed(old: Sequence[float], new: Sequence[float]) -> str:

@@ -33,19 +33,19 @@ class Style(NamedTuple):
     """How bars of one kind look, and where they stand in a rank's row."""
 
     fill: str  # a colour of Okabe and Ito, or a tint of one
-    ink: str  # of strokes, which tell the kinds apart without colour
-    dash: tuple[int, int] | None  # pixels that a stroke takes, and from it to the next
+    ink: str  # of a bar's outline and its hatching
+    is_hatched: bool  # with slanted lines: upright ones would look like messages
     middle: float  # in a row, which is 0 at its top and 1 at its end
     height: float
     name: str
 
 
 KINDS = {
-    "compute": Style("#009E73", "#009E73", None, 0.19, 0.38, "own code"),
-    "wait": Style("#FDEFD0", "#E69F00", (1, 6), 0.19, 0.38, "waiting in a call"),
-    "collective": Style("#E6B8D2", "#9C3F76", (2, 9), 0.49, 0.16, "collective"),
-    "send": Style("#0072B2", "#00304D", (2, 8), 0.67, 0.14, "sending"),
-    "receive": Style("#56B4E9", "#003B5C", (1, 3), 0.84, 0.14, "receiving"),
+    "compute": Style("#009E73", "#009E73", False, 0.19, 0.38, "own code"),
+    "wait": Style("#FDEFD0", "#E69F00", True, 0.19, 0.38, "waiting in a call"),
+    "collective": Style("#E6B8D2", "#9C3F76", False, 0.49, 0.16, "collective"),
+    "send": Style("#0072B2", "#00304D", False, 0.67, 0.14, "sending"),
+    "receive": Style("#56B4E9", "#003B5C", False, 0.84, 0.14, "receiving"),
 }
 
 
@@ -85,7 +85,7 @@ def show(figure: "Figure", text: str, caption: str = "") -> None:
     display(shown, metadata=metadata, raw=True)
     seen = caption or text
     markup = f'<p style="max-width:60em;margin:0 6px 1em">{html.escape(seen)}</p>'
-    if caption:
+    if seen != text:
         markup = f'<p style="{_ONLY_HEARD}">{html.escape(text)}</p>{markup}'
     display({"text/html": markup, "text/plain": seen}, raw=True)
 

@@ -1,5 +1,6 @@
 """Rank by time: who computes, communicates and waits when."""
 
+import math
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -22,13 +23,17 @@ _LEAST_ROW, _LARGEST_ROW = 16, 58
 _OUTLINE = "#D55E00"
 _ARROW = INK + "AA"  # one sees through it
 _PIXEL = 1.5  # what the eye cannot tell apart
-_THIN = 4  # what is less high has no strokes: one would not see them
+_THIN = 4  # what is less wide is all outline
+_HATCH = 8  # pixels from one line of a hatching to the next
 _TICKS = 7  # about so many on the axis
 _ROUND_TICKS = (1, 2, 2.5, 5, 10)  # or ten times that, and so on
 
 
 def plot_timeline(
-    source: Trace | Replay, text: str | None = None, clock: str | None = None
+    source: Trace | Replay,
+    text: str | None = None,
+    clock: str | None = None,
+    caption: str = "",
 ) -> None:
     """Show who does what when, a row per rank.
 
@@ -37,6 +42,7 @@ def plot_timeline(
         text: The sentence below the picture. By default what is the same in every run: of a replay
             who is done when and how long it waited in calls, of real time each rank's calls.
         clock: What the axis is called instead, such as "time (ms)" where nobody measured it.
+        caption: A shorter sentence, which is seen in the place of the text.
 
     Raises:
         TypeError: `source` is neither.
@@ -49,7 +55,7 @@ def plot_timeline(
     elif text is None:
         text = virtual_text(content)
     drawing = draw(content)
-    show(as_figure(drawing), text)
+    show(as_figure(drawing), text, caption)
 
 
 def draw(content: Activity, end: float = 0, first: Iterable[float] = ()) -> Drawing:
@@ -204,8 +210,31 @@ def _legend_line(x: float) -> Line:
 
 
 def _strokes(kind: str, bars: list[Line], height: float) -> Iterator[Shape]:
-    """Bars of one height: a thick line each, and a dashed one above it."""
+    """Bars of one height, as thick lines: outlined, or hatched where one waits."""
     style = KINDS[kind]
-    yield Lines(bars, style.fill, height)
-    if style.dash and height > _THIN:
-        yield Lines(bars, style.ink, height, dash=style.dash)
+    if style.is_hatched:
+        yield Lines(bars, style.fill, height)
+        yield Lines(_hatching(bars, height), style.ink)
+        return
+    yield Lines(bars, style.ink, height)
+    insides = []
+    for left, y, right, _ in bars:
+        if right - left > _THIN:
+            insides.append((left + 1, y, right - 1, y))
+    yield Lines(insides, style.fill, height - 2)
+
+
+def _hatching(bars: list[Line], height: float) -> list[Line]:
+    """Lines that rise by 45 degrees, cut where a bar ends; bars that touch look like one."""
+    hatching = []
+    for left, y, right, _ in bars:
+        bottom = y + height / 2
+        first = math.floor((left - height) / _HATCH) + 1
+        end = math.ceil(right / _HATCH)
+        for number in range(first, end):
+            foot = number * _HATCH  # where a line would begin, at the bottom
+            enters = max(0, left - foot)
+            leaves = min(height, right - foot)
+            line = (foot + enters, bottom - enters, foot + leaves, bottom - leaves)
+            hatching.append(line)
+    return hatching

@@ -612,7 +612,8 @@ averaged.measured(all_reduces(run) // (2 * 3 * 22))  # two kinds of shards, thre
 print("equal test losses on both ranks:", run[0] == run[1])
 yardstick.draw(
     "Three faults leave the band in both panels: a late layer, a missing training=True, and\n"
-    "fit() as it comes. With own digits the first and the last cost more than ten times as much."
+    "fit() as it comes. With own digits the first and the last cost more than ten times as much.",
+    "Which faults leave the grey band, and in which of both panels?",
 )
 
 # %% [markdown]

@@ -16,6 +16,12 @@ class Shown(list):
 
     @property
     def text(self) -> str:
+        """The last picture in words."""
+        return self[-2][0]["text/plain"].removeprefix("Figure: ")
+
+    @property
+    def caption(self) -> str:
+        """What is seen below it."""
         return self[-1][0]["text/plain"]
 
 

@@ -107,7 +107,13 @@ def test_what_explains_a_measurement_is_folded_and_a_heading_is_not():
         new.new_code_cell("held.measured(10)"),
         new.new_markdown_cell("Ten, because ..."),
         new.new_markdown_cell("More."),
+        new.new_code_cell("sent.measured(20)"),
+        new.new_code_cell("draw(sent)"),
+        new.new_markdown_cell("Twenty, because ..."),
+        new.new_code_cell("draw(held)"),
+        new.new_markdown_cell("Even more."),
         new.new_code_cell("held.measured(11)"),
+        new.new_code_cell("draw(held)"),
         new.new_markdown_cell("## The next part"),
         new.new_code_cell("print(3)"),
         new.new_markdown_cell("Three."),
@@ -115,7 +121,7 @@ def test_what_explains_a_measurement_is_folded_and_a_heading_is_not():
     notebook = new.new_notebook(cells=cells)
     copies.fold_explanations(notebook)
     folded = [cell.source for cell in notebook.cells if cell.metadata.get("jupyter")]
-    assert folded == ["Ten, because ..."]
+    assert folded == ["Ten, because ...", "Twenty, because ..."]
     nbformat.validate(notebook)
 
 

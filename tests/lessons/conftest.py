@@ -9,7 +9,7 @@ def texts(monkeypatch, request):
     """The words of all that the test module's `pictures` draw."""
     shown = []
 
-    def show(figure, text):
+    def show(figure, text, caption=""):
         shown.append(text)
         plt.close(figure)
 

@@ -480,7 +480,7 @@ def _fresh_takes_the_answers_along(course: Path, own: Path, environment: dict[st
     assert texts.index(stub) + 1 == texts.index(ANSWERS["place_of"])
 
 
-ASKS, EXPERIMENT, RAISES, GOES_ON = range(1, 5)  # code cells of a lesson with one question
+ASKS, EXPERIMENT, RAISES, DRAWS, GOES_ON = range(1, 6)  # code cells of a lesson with one question
 ASKING, ASKING_TOO = "chapter_03_asks.ipynb", "chapter_04_asks.ipynb"  # each keeps its own answers
 MIDDLE = "chapter_05_middle.ipynb"  # in which one may begin in the middle
 LESSON_TO_BEGIN_IN = [
@@ -520,6 +520,7 @@ LESSON_THAT_ASKS = [
     except RuntimeError:
         guilty.measured(2)
         raise""",
+    'print("drawn: rank 2")',
     'print("the lesson goes on")',
 ]
 PICTURED = "chapter_07_pictured.ipynb"  # with a picture that is wider than a page
@@ -605,6 +606,7 @@ def test_what_answers_an_open_question_is_held_back_even_where_a_cell_raises(own
     shown.nth(GOES_ON).get_by_text("the lesson goes on").wait_for()
     assert not shown.nth(EXPERIMENT).get_by_text("rank 2 has not called").is_visible()
     assert not shown.nth(RAISES).get_by_text("RuntimeError: rank 2 failed").is_visible()
+    assert not shown.nth(DRAWS).get_by_text("drawn: rank 2").is_visible()
     assert not explained.is_visible()
     shown.nth(EXPERIMENT).click(position={"x": 100, "y": 10})
     shown.nth(EXPERIMENT).get_by_text("rank 2 has not called").wait_for()
@@ -614,6 +616,7 @@ def test_what_answers_an_open_question_is_held_back_even_where_a_cell_raises(own
     shown.nth(RAISES).get_by_text("the guilty rank is: 2; predicted 1: not so").wait_for()
     shown.nth(RAISES).get_by_text("RuntimeError: rank 2 failed").wait_for()
     shown.nth(ASKS).get_by_text("Noted: 1").wait_for()
+    shown.nth(DRAWS).get_by_text("drawn: rank 2").wait_for()
     explained.wait_for()
 
 

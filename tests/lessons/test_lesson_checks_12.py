@@ -343,7 +343,7 @@ def not_written(*arguments):
 )
 def test_a_wrong_answer_is_drawn_and_in_place_of_none_ours(monkeypatch, draw, wrong, ours, text):
     shown = []
-    monkeypatch.setattr(pictures, "show", lambda figure, words: shown.append(words))
+    monkeypatch.setattr(pictures, "show", lambda figure, words, *_: shown.append(words))
     draw(wrong, ours)
     draw(not_written, ours)
     assert text in shown[0]
@@ -351,7 +351,7 @@ def test_a_wrong_answer_is_drawn_and_in_place_of_none_ours(monkeypatch, draw, wr
 
 
 def test_no_circle_is_drawn_for_a_decision_that_is_not_written(monkeypatch, capsys):
-    monkeypatch.setattr(pictures, "show", lambda figure, words: None)
+    monkeypatch.setattr(pictures, "show", lambda figure, words, *_: None)
     candidates = {"DDP": chapter_12.Candidate(1.4, 1.0, True)}
     pictures.draw_decision(candidates, ["DDP"], (1, 3), not_written)
     pictures.draw_decision(candidates, ["DDP"], (1, 3), fastest)

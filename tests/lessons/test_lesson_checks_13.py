@@ -50,7 +50,7 @@ def test_the_papers_3_is_no_right_prediction_where_2_875_is_sent():
 
 def test_a_learners_own_stage_is_drawn_right_or_wrong_or_not_at_all(monkeypatch, capsys):
     captions = []
-    monkeypatch.setattr(pictures, "show", lambda figure, text: captions.append(text))
+    monkeypatch.setattr(pictures, "show", lambda figure, text, *_: captions.append(text))
     pictures.draw_pieces(sharding.Zero1)
     pictures.draw_pieces(ANSWERS.names["AddedUp"])
     pictures.draw_alive(sharding.Zero1)

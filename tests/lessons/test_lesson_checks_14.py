@@ -250,7 +250,7 @@ def test_stubs_promise_about_as_many_lines_as_our_own_answers_have():
 
 def test_a_learners_own_answer_is_drawn_right_or_wrong_or_not_at_all(answers, monkeypatch, capsys):
     shown = []
-    monkeypatch.setattr(chapter_14, "show", lambda figure, text: shown.append(text))
+    monkeypatch.setattr(chapter_14, "show", lambda figure, text, *_: shown.append(text))
     rows = chapter_14.made_up(5, 5, 2, 20, 20)
     trainings = {"one": rows, "the same": rows}
     for answer in (answers["exposed_ms"], in_microseconds):

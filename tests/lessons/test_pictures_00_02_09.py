@@ -23,7 +23,9 @@ def shown(monkeypatch):
     sentences = []
     for module in (chapter_00, chapter_01_pictures, chapter_02, chapter_09_charts, drawing):
         monkeypatch.setattr(module, "show", lambda figure, text, *_: sentences.append(text))
-    monkeypatch.setattr(chapter_09_pictures, "show", lambda figure, text: sentences.append(text))
+    monkeypatch.setattr(
+        chapter_09_pictures, "show", lambda figure, text, *_: sentences.append(text)
+    )
     return sentences
 
 

@@ -84,6 +84,7 @@ def test_a_recording_shows_two_collectives_that_were_swapped(shown):
     ]  # fmt: skip
     plot_calls(Trace(tuple(events), ((0.0, 0.0),) * 2))
     assert "#1 differs in line: all_reduce of float32 (3,), line 3 on rank 0;" in shown.text
+    assert shown.caption == "Collectives #1 to #2 of ranks 0 and 1: #1 differs in line."
 
 
 def test_groups_that_share_a_name_are_told_apart(shown):

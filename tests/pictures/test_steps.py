@@ -15,7 +15,9 @@ TRACE = Trace(tuple(SENT), ((2.0, 0.0),) * 2)
 def test_the_words_say_what_each_step_brings(shown):
     plot_steps(HELD, TRACE)
     assert shown.text == "New on ranks 0 to 1, step 1: 22, 11; step 2: 11, 22."
-    plot_steps([[[1, 2], [3, 4]], [[5, 6], [5, 6]]], TRACE)
+    assert shown.caption.startswith("Each row is a rank. An arrow is a message")
+    plot_steps([[[1, 2], [3, 4]], [[5, 6], [5, 6]]], TRACE, "Look at rank 0.")
+    assert shown.caption == "Look at rank 0."
     assert shown.text == "New on ranks 0 to 1, step 1: 3 and 4, nothing."
 
 

@@ -16,8 +16,8 @@ from course_utils.hang.facts import in_short
 from course_utils.network.schedule import ReplayError
 from course_utils.network.simulation import Interval
 from course_utils.network.trace import Trace
-from course_utils.pictures.activity import activity, named, spans
-from course_utils.pictures.shapes import Words, as_figure, as_svg
+from course_utils.pictures.activity import Activity, activity, named, spans
+from course_utils.pictures.shapes import Lines, Words, as_figure, as_svg
 from course_utils.pictures.style import us
 from course_utils.pictures.timeline import ARROWS, KINDS, draw
 
@@ -114,12 +114,54 @@ def test_each_message_of_a_replay_has_an_arrow_from_its_sender_to_its_receiver()
     assert all(a.end_us - a.start_us == pytest.approx(10 + 4096 / 10_000) for a in arrows)
 
 
-def test_every_kind_differs_from_every_other_in_colour_and_in_strokes():
+def lightness(colour: str) -> float:
+    """From 0, black, to 100, white: L* of CIELAB, as the eye sees it without colours."""
+    linear = [((c + 0.055) / 1.055) ** 2.4 if c > 0.04 else c / 12.92 for c in to_rgb(colour)]
+    red, green, blue = linear
+    return 116 * (0.2126 * red + 0.7152 * green + 0.0722 * blue) ** (1 / 3) - 16
+
+
+def test_every_kind_differs_from_every_other_in_colour_and_without_it():
     for one, other in itertools.combinations(KINDS.values(), 2):
-        assert one.dash != other.dash
         assert (
             max(abs(a - b) for a, b in zip(to_rgb(one.fill), to_rgb(other.fill), strict=True)) > 0.1
         )
+        assert abs(lightness(one.fill) - lightness(other.fill)) > 9
+        assert (one.middle, one.is_hatched) != (other.middle, other.is_hatched)
+    assert [kind for kind, style in KINDS.items() if style.is_hatched] == ["wait"]
+
+
+@pytest.mark.parametrize("world_size", [2, 4, 64])
+def test_hatching_is_slanted_and_inside_of_its_bars_since_upright_lines_are_messages(world_size):
+    drawn = draw(activity(ring(world_size).replay(NETWORK)))
+    wait = KINDS["wait"]
+    bars = [shape for shape in drawn.shapes if isinstance(shape, Lines)]
+    bars = [shape for shape in bars if shape.colour == wait.fill]
+    for bar in bars:
+        hatching = drawn.shapes[drawn.shapes.index(bar) + 1]
+        assert hatching.colour == wait.ink
+        height = bar.width
+        middles = {y for _, y, _, _ in bar.ends}
+        begin = min(left for left, *_ in bar.ends) - 0.001
+        end = max(right for _, _, right, _ in bar.ends) + 0.001
+        for x1, y1, x2, y2 in hatching.ends:
+            assert abs((x2 - x1) - (y1 - y2)) < 1e-6
+            assert begin <= x1 < x2 <= end
+            middle = min(middles, key=lambda y, at=y1: abs(y - at))
+            assert middle + height / 2 + 0.001 >= y1 > y2 >= middle - height / 2 - 0.001
+        assert hatching.ends
+    assert len(bars) == 2  # the ranks' and the legend's
+
+
+def test_a_bar_too_narrow_to_be_filled_is_drawn_in_ink():
+    bars = [Interval(0, 0, 0.4, "send", None), Interval(0, 50, 100, "send", None)]
+    drawn = draw(Activity(bars, [], (100.0,), "time"))
+    in_ink, in_fill = (
+        [shape for shape in drawn.shapes if isinstance(shape, Lines) and shape.colour == colour]
+        for colour in (KINDS["send"].ink, KINDS["send"].fill)
+    )
+    assert [len(lines.ends) for lines in in_ink] == [1, 2]  # first the legend's
+    assert [len(lines.ends) for lines in in_fill] == [1, 1]
 
 
 def test_lanes_of_a_rank_do_not_overlap():

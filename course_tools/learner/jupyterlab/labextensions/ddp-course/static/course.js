@@ -269,8 +269,9 @@
   const isHeading = cell => !isCode(cell) && /^#/.test(sourceOf(cell));
 
   /* The cells that answer an open question: what runs below it, down to the one that measures, and
-     the text right below that one, or below one that fails on purpose. A heading begins something
-     else. */
+     the first text below that one, or right below one that fails on purpose. Code between the
+     measurement and its text draws what was measured. A heading begins something else. The copies
+     fold that text by the same rule (`fold_explanations` in copies.py). */
   function* answering(cells) {
     for (const [index, asking] of cells.entries()) {
       if (!isCode(asking) || !isOpen(asking)) continue;
@@ -285,13 +286,13 @@
     const last = below.findIndex(measures);
     if (last < 0) return;
     let isBefore = true; // the next heading
-    let explains = false;
+    let explains = false; // the next text, if no heading comes first
     for (const [index, cell] of below.entries()) {
       if (isHeading(cell)) isBefore = explains = false;
       if (isCode(cell)) {
-        if (index > last) return;
-        explains = index === last || (isBefore && raises(cell));
-        if (isBefore || index === last) yield cell;
+        if (index > last && !explains) return;
+        explains = index >= last || (isBefore && raises(cell));
+        if (isBefore || index >= last) yield cell;
       } else if (explains) {
         yield cell;
         explains = false;
