@@ -112,7 +112,7 @@ NODES = {
     # Hangs told from dumps, dry runs, a panel that comes by itself, silence that ends a launch.
     # Models that ranks have changed, or changed differently; a curve from its first step; captions.
     # What is told to who spawns a function of a cell; tracebacks of refused calls in one frame.
-    PACKAGE: 68100,
+    PACKAGE: 68200,
     # Results as plain data; what an answer reaches beside its arguments: frames, memory, copies;
     # likely mistakes by their results, results that are a factor off, and what a rank was given
     # that raises; an answer that lacks a name of a cell which has not run, and a limit of calls.
