@@ -107,11 +107,11 @@ NODES = {
     "hang": 9640,  # a dataclass for each section of facts; a loop whose rounds differ in no_sync()
     "flight": 12300,  # dumps of any torch, read safely; evidence for nine kinds of guilt; a watcher
     "network": 4350,  # what a ring of a thousand ranks costs, by formula; a name for each step
-    "pictures": 9300,  # each coordinate and mark has a name; captions that say how to read them
+    "pictures": 9400,  # each coordinate and mark has a name; captions that say how to read them
     "devices": 3120,  # a name for each step, here as elsewhere
     # Hangs told from dumps, dry runs, a panel that comes by itself, silence that ends a launch.
     # Models that ranks have changed, or changed differently; a curve from its first step; captions.
-    PACKAGE: 67850,
+    PACKAGE: 67950,
     # Results as plain data; what an answer reaches beside its arguments: frames, memory, copies;
     # likely mistakes by their results, results that are a factor off, and what a rank was given
     # that raises; an answer that lacks a name of a cell which has not run, and a limit of calls.

@@ -62,17 +62,32 @@ def plot_ranks(
     old_text = _in_words(old)
     new_text = _in_words(new, undefined)
     figure = draw(old, new, undefined)
-    show(figure, f"Before: {old_text}. After: {new_text}.", caption or _how_to_read(undefined))
+    how_to_read = _how_to_read(_has_sums(old, new, undefined), bool(undefined))
+    show(figure, f"Before: {old_text}. After: {new_text}.", caption or how_to_read)
 
 
-def _how_to_read(undefined: Collection[int]) -> str:
-    colours = _(
-        "Each row is a rank. A number has the colour of the rank that it comes from, and a sum a "
-        "stripe for each rank in it."
-    )
-    if not undefined:
+def _how_to_read(has_sums: bool, is_partly_undefined: bool) -> str:
+    colours = _("Each row is a rank. A number has the colour of the rank that it comes from.")
+    if has_sums:
+        colours = _(
+            "Each row is a rank. A number has the colour of the rank that it comes from, and a "
+            "sum a stripe for each rank in it."
+        )
+    if not is_partly_undefined:
         return colours
     return sentences(colours, _("Where a ? stands, the result means nothing."))
+
+
+def _has_sums(old: list[Parts], new: list[Parts], undefined: Collection[int]) -> bool:
+    """Whether a value that means something can only be a sum."""
+    givers = origins(old)
+    for rank, rank_parts in enumerate(new):
+        if rank in undefined:
+            continue
+        for value in _flat(rank_parts):
+            if len(origin(givers, value, rank)) > 1:
+                return True
+    return False
 
 
 def _refuse_misfit(before: Sequence, after: Sequence, undefined: Collection[int]) -> None:

@@ -30,13 +30,17 @@ def test_garbage_off_root_is_called_undefined_whatever_it_is(shown):
         "Before: rank 0 [0, 1], rank 1 [10, 11], rank 2 [20, 21], rank 3 [30, 31]. "
         "After: rank 0 [60, 64], ranks 1 to 3 undefined."
     )
-    assert shown.caption.endswith("Where a ? stands, the result means nothing.")
+    assert shown.caption == (
+        "Each row is a rank. A number has the colour of the rank that it comes from, and a sum a "
+        "stripe for each rank in it. Where a ? stands, the result means nothing."
+    )
 
 
 def test_below_it_stands_how_it_is_read_unless_its_author_says_what_to_see(shown):
     plot_ranks(BEFORE, BEFORE)
-    assert shown.caption.startswith("Each row is a rank. A number has the colour of the rank")
-    assert "?" not in shown.caption
+    assert shown.caption == (
+        "Each row is a rank. A number has the colour of the rank that it comes from."
+    )
     plot_ranks(BEFORE, BEFORE, caption="Nothing has moved.")
     assert shown.caption == "Nothing has moved."
     assert shown.text.startswith("Before: rank 0 [0, 1], rank 1")
