@@ -4,9 +4,13 @@ import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from course_utils import WorkerError, WorkerTimeout, launch
 
 RANKS = 4
 _LATE_S = 0.2  # a rank that is slow, and comes in time
@@ -43,6 +47,36 @@ ABSENCES = (
 )
 
 
+class _CountingStore:
+    """A store that adds up the limits of all waits that were in vain, and has no wait without one.
+
+    A sum of limits is the same on every machine, which seconds on a clock are not.
+    """
+
+    def __init__(self, store: dist.Store) -> None:
+        self._store = store
+        self.in_vain_s = 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        """Wait for notes, as `Store.wait` does."""
+        if timeout is None:
+            raise TypeError(f"store.wait({keys}) has no limit: an absent rank would hang it")
+        try:
+            self._store.wait(keys, timeout)
+        except RuntimeError:
+            self.in_vain_s += timeout.total_seconds()
+            raise
+
+    def get(self, key: str) -> bytes:
+        """Read a note, as `Store.get` does; that would wait for it without a limit."""
+        if not self._store.check([key]):
+            raise TypeError(f"store.get({key!r}) waits for a note: an absent rank would hang it")
+        return self._store.get(key)
+
+
 def in_a_roll_call(who_is_missing: Callable) -> Callable:
     """Wrap a function so that each rank calls it twice: first one is slow, then some are missing.
 
@@ -60,6 +94,7 @@ def in_a_roll_call(who_is_missing: Callable) -> Callable:
         # torch has no public name for the store by which the ranks met.
         store = dist.distributed_c10d._get_default_store()
         store = dist.PrefixStore(f"roll call {next(_roll_calls)}", store)
+        store = _CountingStore(store)
         dist.barrier()
         if rank == world_size - 1:
             time.sleep(_LATE_S)
@@ -67,6 +102,9 @@ def in_a_roll_call(who_is_missing: Callable) -> Callable:
         dist.barrier()
         if rank not in absence.ranks(world_size):
             answers.append(who_is_missing(store, "before epoch 2", _PATIENCE_S))
+        if store.in_vain_s > 1.5 * _PATIENCE_S:
+            waited = f"{store.in_vain_s:g} s in all, and patience_s is {_PATIENCE_S:g}"
+            raise ValueError(f"it lets its waits last {waited}")
         dist.barrier()  # nobody leaves while somebody waits
         return answers
 
@@ -97,6 +135,21 @@ ROLL_CALL = {
     "allow": ("store",),
     "timeout": 40.0,
 }
+
+
+def symptom_of(task: Callable, *arguments: Any) -> tuple[str, WorkerError | None]:
+    """Run a task in ranks, print the last part of its report, and return what is seen of it.
+
+    Returns:
+        "hangs", "dies" or "lies", the last where it comes to an end; and the error, if any.
+    """
+    try:
+        launch(task, *arguments, backend="gloo", timeout=2)
+    except WorkerError as error:
+        print(error.parts[-1])
+        symptom = "hangs" if isinstance(error, WorkerTimeout) else "dies"
+        return symptom, error
+    return "lies", None
 
 
 _TRACEBACK = (

@@ -224,7 +224,7 @@ for task in (evaluate_on_one, uneven):
 
 # %% [markdown]
 # **Write** (10 minutes). Every rank calls the function with the same `name`, which is new each time. It returns the ranks that haven't called within `patience_s` seconds in all, as a sorted list.
-# `store.set(key, text)` leaves a note. `store.wait([key], timedelta(...))` returns as soon as the note is there, and raises a `RuntimeError` when time is up.
+# `store.set(key, text)` leaves a note. `store.wait([key], timedelta(...))` returns as soon as the note is there, and raises a `RuntimeError` when time is up. `store.get(key)` would wait for the note as well, without your limit.
 
 
 # %%
@@ -434,11 +434,10 @@ symptoms = ("hangs", "lies", "dies")
 sum_3_4 = predict("all_reduce of 3 and 4 numbers", ..., choices=symptoms)
 
 # %%
-hang = hang_of(sum_shapes, (3, 4))
-print(hang.parts[-1])
+symptom, of_3_4 = chapter_08.symptom_of(sum_shapes, (3, 4))
 sent = launch(send_shapes, (4, 3), backend="gloo")
 print("broadcast:", *sent)
-sum_3_4.measured("hangs" if hang else "lies")
+sum_3_4.measured(symptom)
 
 # %% [markdown]
 # In the first case rank 1 hangs, while rank 0 got a sum and went on: one call, two symptoms. In the second, rank 1's three ones arrive in rank 0's four places, and the last keeps what it had. The third case is meant to fail:
@@ -455,7 +454,7 @@ except WorkerError as error:
 # catch it. Then what differs, *rank by rank*: 4 and 6 numbers. Here are all three cases:
 
 # %%
-pictures.draw_symptoms(hang, sent, death)
+pictures.draw_symptoms(of_3_4, sent, death)
 
 # %% [markdown]
 # So the symptom does not tell the cause. Gloo does not compare shapes. It looks at the bytes of each message: if there are more than the place has room for, it aborts; if there are fewer, it takes them and is content, as the broadcast shows.
@@ -505,13 +504,13 @@ for rank in range(4):
 # An exit code below zero is the number of a signal. `-15` is SIGTERM, by which `torchrun` ends all the others as soon as it has seen one rank fail. In this job it called **rank 3** the root cause.
 
 # %%
-first = predict("the rank to look at first", ...)
+first = predict("the rank to look at first", ..., choices=(0, 1, 2, 3))
 
 # %%
 first.measured(chapter_08.CULPRIT)
 
 # %% [markdown]
-# Rank 2. *Connection closed by peer* is an **echo**: it only says that somebody else is gone, as *Timed out waiting* only says that nobody came. Leave out the echoes, and read what is left: an `IndexError`. Its exit code says nothing: `torchrun` ended rank 2 as well, before it had ended by itself.
+# Rank 2. *Connection closed by peer* is an **echo**: it only says that somebody else is gone, as *Timed out waiting* only says that nobody came. Leave out the echoes, and read what is left: an `IndexError`. Its exit code says nothing: `torchrun` ended rank 2, too, before rank 2 had come to its own end.
 
 # %% [markdown]
 # But sometimes nothing is left. Here are two more jobs of the same script. In one of them rank 2 was killed, as if memory had run out; in the other its disk didn't answer any more.

@@ -138,7 +138,31 @@ def with_a_counter_of_time(store, name, patience_s):
     return missing
 
 
+def full_patience_for_each(store, name, patience_s):
+    _here(store, name)
+    missing = []
+    for rank in _ranks():
+        try:
+            store.wait([f"{name}/{rank}"], timedelta(seconds=patience_s))
+        except RuntimeError:
+            missing.append(rank)
+    return missing
+
+
+def asks_without_a_limit(store, name, patience_s):
+    _here(store, name)
+    time.sleep(patience_s / 2)
+    return [rank for rank in _ranks() if not store.get(f"{name}/{rank}")]
+
+
+def waits_without_a_limit(store, name, patience_s):
+    _here(store, name)
+    store.wait([f"{name}/{rank}" for rank in _ranks()])
+    return []
+
+
 WRONG_CALLS = [
+    full_patience_for_each, asks_without_a_limit, waits_without_a_limit,
     looks_at_once, forgets_the_name, all_or_nobody, stops_at_the_first,
     only_rank_0_looks, never_signs_itself, counts_only, by_monitored_barrier, by_a_collective,
 ]  # fmt: skip

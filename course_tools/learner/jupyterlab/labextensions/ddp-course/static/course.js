@@ -300,12 +300,16 @@
     }
   }
 
+  /* Whether a cell has failed since another one did not run first: that answers no question. */
+  const missesName = cell => isCode(cell) && !raises(cell) && outputsOf(cell).some(missingName);
+
   /* What a cell shows is held back while it would answer an open question; a click shows it. */
   function holdBack(panel) {
     const { content } = panel;
     const shownByClick = new Set();
     const update = () => {
       const held = new Set(answering(content.widgets));
+      for (const cell of held) if (missesName(cell)) held.delete(cell);
       for (const cell of content.widgets) {
         cell.toggleClass('course-held', held.has(cell) && !shownByClick.has(cell.model.id));
       }
