@@ -283,7 +283,7 @@ def _calls(trace: Trace, rank: int, needs_others: Callable[[], bool], is_explain
         calls = _counted(events)
     else:
         calls = [event.what for event in events]
-    return _("It called {calls}: is that what it should call?", calls=separated(calls))
+    return _("For you to compare: it called {calls}.", calls=separated(calls))
 
 
 def _is_empty(wanted: list[Any]) -> bool:
