@@ -746,7 +746,15 @@ def clock(kind: type, copies: bool = True) -> list[float]:
 
 
 def draw(names: Sequence[str], text: str, rate: str = "copies at 5 GB/s") -> None:
-    """Rank 0 of some forms: what it computes above, what its port sends below."""
+    """Rank 0 of some forms: what it computes above, what its port sends below.
+
+    Draws nothing and says what to run first, if a form has not been clocked.
+    """
+    missing = [name for name in names if (rate, name) not in _replays]
+    if missing:
+        calls = " and ".join(f"clock({name})" for name in missing)
+        print(f"No picture yet: first run the cells above that call {calls}.")
+        return
     figure, axes = plt.subplots(figsize=(9, 0.75 * len(names) + 1), layout="constrained")
 
     def bar(name: str, start_us: float, took_us: float, bottom: float, height: float) -> None:

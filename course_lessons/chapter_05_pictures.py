@@ -81,7 +81,11 @@ def draw_step(
     name, verdict = kind.__name__, _verdict(rows)
     question = "Which messages leave before backward returns, at the dotted line?"
     text = f"{name}, {first_of(steps)} {verdict} {_KEY}"
-    show(_strips(rows), text, f"{name}. {question} {verdict}")
+    limits = "This is one step, and says nothing of when messages should leave."
+    mixed = ""
+    if any(_mixed(row, _different(rows)) for row in rows):
+        mixed = " A mix is a sum of different gradients."
+    show(_strips(rows), text, f"{name}. {question} {verdict} {limits}{mixed}")
 
 
 def draw_parts(*kinds: Callable, calls_finish: bool = True) -> None:
@@ -170,6 +174,20 @@ def _different(rows: Sequence[_Row]) -> set[int]:
     return differing
 
 
+def _mixed(row: _Row, different: set[int]) -> set[int]:
+    """The gradients that are wrong and were sent in one of these messages, so with others."""
+    messages = [which for kind, which in row.part.notes if kind == MESSAGE]
+    mixed = set()
+    for number, which in enumerate(messages):
+        if number in different:
+            mixed.update(which)
+    wrong = set()
+    for number, factor in enumerate(row.part.factors):
+        if number in mixed and not math.isnan(factor) and not _is_right(factor, row.wanted[number]):
+            wrong.add(number)
+    return wrong
+
+
 def _strips(rows: Sequence[_Row]) -> Figure:
     """Draw two lines for each row: what happens, and the gradients in the end."""
     ranks = {row.rank for row in rows}
@@ -180,7 +198,7 @@ def _strips(rows: Sequence[_Row]) -> Figure:
         end, lanes = _strip(axes, top, row, different)
         ticks[top + 0.5] = row.name
         below = top + 1.0 + _LINES_HIGH * (lanes + 1)
-        right = max(right, end, _gradients(axes, below, row))
+        right = max(right, end, _gradients(axes, below, row, _mixed(row, different)))
         ticks[below + 0.5] = "then has"
         top = below + 1.45
     axes.set(xlim=(-0.1, right + 0.1), ylim=(top - 0.2, -0.35), xticks=[])
@@ -249,11 +267,13 @@ def _on_their_way(
     return len(lanes)
 
 
-def _gradients(axes: Axes, top: float, row: _Row) -> float:
+def _gradients(axes: Axes, top: float, row: _Row, mixed: set[int]) -> float:
     """Draw a rank's gradients in the end; returns where they end."""
     width = 2.1
     for place, number in enumerate(_BACKWARD_ORDER):
         factor, wanted = row.part.factors[number], row.wanted[number]
+        if number in mixed:  # a multiple of its marks all the same, where they are far larger
+            factor = math.inf
         right = _is_right(factor, wanted)
         box = {} if right else {"edgecolor": _WRONG, "linewidth": 2, "linestyle": "--"}
         text = f"{NAMES[number]} {_amount(factor)}"

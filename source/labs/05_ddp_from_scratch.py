@@ -185,10 +185,11 @@ STEPS = 3
 same, fewer = "all ranks alike", "odd ranks rest an expert"
 turns, nobody = "experts take turns", "nobody uses one of the experts, each time another"
 idle = "one of the experts is used, with a weight of 0"  # which is -1 + 1 for number -1
+apart = "one of the experts is used by even ranks alone, with a weight of 0"
 upside, wider = "all ranks alike, the second expert first", "all ranks alike, wider layers"
 ways = {same: [(0, 1)], fewer: [(0, 1), (1,), (0, 1), (0,)], turns: [(0,), (1,), (1,), (0,)]}
 ways |= {nobody: [(0,), (0,), (1,), (1,)], upside: [(1, 0)], idle: [(0, -1)]}
-ways |= {wider: [(1, 0)]}
+ways |= {wider: [(1, 0)], apart: [(0, -1), (0,)]}
 
 
 class Inside(nn.Module):
@@ -246,7 +247,7 @@ def training(answer):
     return trained
 
 
-options = {"cases": (same, fewer, turns, nobody, idle), "rtol": 1e-9}
+options = {"cases": (same, fewer, turns, nobody, idle, apart), "rtol": 1e-9}
 options |= {"budget": average_used_budget}
 options |= {"spec": average_used_spec, "inputs": average_used_inputs}
 

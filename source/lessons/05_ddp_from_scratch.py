@@ -225,7 +225,7 @@ outcome = check(trained(MyAverage), **average_judged)
 outcome
 
 # %% [markdown]
-# From here on, your step is drawn as well. Backward leaves 1, 4 and 10 on the three ranks in place of gradients, so the mean is 5, and a message shows what it carries. *e1.b* is the
+# From here on, your step is drawn as well. Backward leaves 1 on rank 0, 4 on rank 1 and 10 on rank 2 in place of gradients, so each should *then have* their mean, 5. A message shows what it carries. *e1.b* is the
 # bias of expert 1; *t* stands for the tied layers.
 
 # %%
@@ -271,7 +271,7 @@ print("our two ranks differ by", apart([our_weights[0]], [our_weights[1]]))
 # Gbit/s, with a latency of 30 µs. Each rank has a **port**, through which its bytes enter and leave the network.
 
 # %% [markdown]
-# A rank needs 1 µs of backward for each kilobyte of gradient, 9 ms in all. It copies 5 GB per second. A second figure is for *free copies*, which cost nothing.
+# A rank needs 1 µs of backward for each kilobyte of gradient, 9 ms in all. It copies 5 GB per second. `clock` prints a second number, for *free copies*, which cost nothing.
 #
 # `clock` records one real step. Hooks note how many gradients were there when each call began, so we don't assume what overlaps. The rates are our choice.
 
@@ -399,7 +399,8 @@ faster = predict("faster where copies are free", ..., choices=("Flat", "Buckets"
 # %%
 flat_ms, buckets_ms = clock(Flat), clock(Buckets)
 faster.measured("Flat" if flat_ms[1] < buckets_ms[1] else "Buckets")
-draw(["Flat", "Buckets"], "With buckets, most copies go on while the port sends.")
+draw(["Flat", "Buckets"], "Free copies: Flat has the latency of one ring.", rate="free copies")
+draw(["Flat", "Buckets"], "Copies at 5 GB/s: with buckets, most go on while the port sends.")
 
 # %% [markdown]
 # The order **flips**. At 5 GB/s the buckets win, because most of their copies hide behind messages. With free copies they lose by three rings' latencies, 3 · 14 · 30 µs. So buckets alone
@@ -481,7 +482,7 @@ draw(forms, "Overlapped begins to send while backward computes; the others begin
 # the last bucket back. Overlap wins at *both* rates of copying, for this model and this network.
 
 # %% [markdown]
-# How large should a bucket be? Here with 30 µs of latency, and with ten times as much. *Alone* means that each gradient is a bucket of its own:
+# How large should a bucket be? Here with 30 µs of latency, and with ten times as much. The picture begins on the left with *alone*: each gradient is a bucket of its own.
 
 # %%
 sizes_mb = [1e-6, 1, 2, 4, 16]  # the first is less than any tensor has
@@ -674,8 +675,8 @@ for options in ({}, {"find_unused_parameters": True}, {"static_graph": True}):
 # %% [markdown]
 # ### Write it
 #
-# *About 12 minutes.* Both faults have one cure: **every rank sends the same buckets in the same order, whatever has come.** A full bucket waits until all before it have left. After backward, `finish`
-# sends those that remain, with zeros for gradients that are `None`. You may change `gradient_is_here`, `send` and `finish`.
+# *About 12 minutes.* Both faults have one cure: **every rank sends the same buckets in the same order, whatever has come.** A full bucket waits until the one before it has left, and then follows at
+# the same hook. After backward, `finish` sends those that remain, with zeros for gradients that are `None`. You may change `gradient_is_here`, `send` and `finish`.
 
 
 # %%

@@ -89,6 +89,30 @@ def test_messages_that_are_not_of_the_same_gradients_give_wrong_sums(texts):
     assert "14 of 14 gradients are right" in texts[1]
 
 
+def test_gradients_of_a_message_that_differs_are_drawn_as_mixed(monkeypatch):
+    cells, captions = [], []
+    draw_cell = pictures.cell
+
+    def cell(axes, x, y, text, *arguments, **box):
+        cells.append(text)
+        draw_cell(axes, x, y, text, *arguments, **box)
+
+    monkeypatch.setattr(pictures, "cell", cell)
+    monkeypatch.setattr(pictures, "show", lambda figure, text, caption: captions.append(caption))
+    pictures.draw_step(chapter_05.Overlapped, paths=[(0, 1), (1, 0)], limit_bytes=100)
+    assert sum(text.endswith(" mix ≠") for text in cells) == 8
+    assert "A mix is" in captions[0]
+
+
+def test_a_form_that_has_not_been_clocked_leaves_a_sentence_and_no_picture(monkeypatch, capsys):
+    monkeypatch.setattr(chapter_05, "_replays", {})
+    figures = chapter_05.plt.get_fignums()
+    chapter_05.draw(["PerParameter", "Flat"], "a text")
+    said = capsys.readouterr().out
+    assert "clock(PerParameter) and clock(Flat)" in said
+    assert chapter_05.plt.get_fignums() == figures
+
+
 def test_a_step_that_hangs_is_drawn_as_far_as_it_came_and_says_why(texts, capsys):
     pictures.draw_step(chapter_05.Overlapped, paths=[(0, 1), (0,)], limit_bytes=1000)
     assert "rank 0: gggggggA|w with" in texts[0]

@@ -239,6 +239,17 @@ def none_where_all_of_it_is_zero(model):
 
 
 @lab.training
+def unused_where_the_sum_is_zero(model):
+    for parameter in lab.learning(model):
+        gradient = parameter.grad
+        if gradient is None:
+            gradient = torch.zeros_like(parameter)
+        dist.all_reduce(gradient)
+        if gradient.any():
+            parameter.grad = gradient / dist.get_world_size()
+
+
+@lab.training
 def flags_of_all(model):
     flags = torch.tensor([int(own.grad is not None) for own in model.parameters()])
     dist.all_reduce(flags)
@@ -572,8 +583,9 @@ WRONG = {
     "average_used": [
         no_average, zeros_for_everybody, what_has_a_gradient, what_all_ranks_used,
         what_rank_0_used, divided_by_those_who_used_it, a_sum_of_flags_above_one,
-        frozen_ones_as_well, none_where_it_is_zero, none_where_all_of_it_is_zero, halved,
-        ones_for_what_is_not_there, in_single_precision, experts_by_their_name,
+        frozen_ones_as_well, none_where_it_is_zero, none_where_all_of_it_is_zero,
+        unused_where_the_sum_is_zero, halved, ones_for_what_is_not_there,
+        in_single_precision, experts_by_their_name,
     ],
     "one_memory": [
         a_copy_of_what_is_there, copies_of_its_parts, gradients_stay_where_they_are,
