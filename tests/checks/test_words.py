@@ -106,9 +106,7 @@ MEAN |= {"inputs": lambda rank, *_: torch.randn(3), "cases": ("random numbers",)
         (lambda tensor: summed_up(tensor) / 4, 2, "1/2 of"),
     ],
 )
-def test_results_that_are_a_factor_off_are_told_so_and_calls_are_not_told(
-    answer, size, factor
-):
+def test_results_that_are_a_factor_off_are_told_so_and_calls_are_not_told(answer, size, factor):
     text = told(answer, **MEAN | {"world_sizes": (size,)})
     assert f"What each rank got is {factor} what is wanted. Rank 0: element [0]: wanted" in text
     assert "it called" not in text
