@@ -81,11 +81,10 @@ def draw_step(
     name, verdict = kind.__name__, _verdict(rows)
     question = "Which messages leave before backward returns, at the dotted line?"
     text = f"{name}, {first_of(steps)} {verdict} {_KEY}"
-    limits = "This is one step, and says nothing of when messages should leave."
-    mixed = ""
+    remark = "Only gradients are judged here, of one step."
     if any(_mixed(row, _different(rows)) for row in rows):
-        mixed = " A mix is a sum of different gradients."
-    show(_strips(rows), text, f"{name}. {question} {verdict} {limits}{mixed}")
+        remark = "A mix is a sum of different gradients."
+    show(_strips(rows), text, f"{name}. {question} {verdict} {remark}")
 
 
 def draw_parts(*kinds: Callable, calls_finish: bool = True) -> None:

@@ -191,7 +191,7 @@ def test_an_event_says_whether_its_end_is_that_of_the_work_or_of_the_queueing(qu
 def test_a_timeline_says_that_calls_ended_when_they_were_queued(queues, monkeypatch):
     texts = []
 
-    def show(figure, text) -> None:
+    def show(figure, text, caption="") -> None:
         texts.append(text)
         plt.close(figure)
 

@@ -120,7 +120,7 @@ def test_work_that_never_ends_leaves_the_times_out_and_the_rank_goes_on(gpu, mon
 def test_a_timeline_draws_the_work_and_says_so(gpu, monkeypatch):
     texts = []
 
-    def show(figure, text) -> None:
+    def show(figure, text, caption="") -> None:
         texts.append(text)
         plt.close(figure)
 
