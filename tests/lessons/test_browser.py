@@ -661,6 +661,16 @@ RUN_ONE = """async index => {
     shell.currentWidget.content.activeCellIndex = index;
     await commands.execute('notebook:run-cell');
 }"""
+# As where a kernel still handles the error of a cell when the page asks what has run.
+ABORT_THE_NEXT_QUESTION = """() => {
+    const {kernel} = window.jupyterapp.shell.currentWidget.sessionContext.session;
+    const ask = kernel.requestExecute.bind(kernel);
+    kernel.requestExecute = (content, ...others) => {
+        if (!content.silent) return ask(content, ...others);
+        delete kernel.requestExecute;
+        return {done: Promise.resolve({content: {status: 'aborted'}})};
+    };
+}"""
 CHANGE = """index => {
     const cell = window.jupyterapp.shell.currentWidget.content.model.sharedModel.cells[index];
     cell.setSource(`${cell.source}\\n`);
@@ -742,6 +752,7 @@ def test_what_failed_is_run_again_by_who_needs_it_and_nothing_else_is_and_the_pa
     _open(page, own_copies, FAILS)
     _until(page, READY, 120)
     told = page.locator(".Toastify__toast")
+    page.evaluate(ABORT_THE_NEXT_QUESTION)
     page.evaluate(RUN_ONE, COUNTS)
     told.get_by_text("count comes from a cell further up").wait_for()
     for _ in range(2):  # and the second time again

@@ -56,8 +56,11 @@
     const kernel = panel.sessionContext.session?.kernel;
     if (!kernel) return undefined;
     const content = { code: '', silent: true, user_expressions: { expression } };
-    const reply = await kernel.requestExecute(content).done;
-    return reply.content.user_expressions?.expression?.data?.['text/plain'];
+    let reply;
+    do {  // a kernel aborts what waits behind a cell that fails: then it's asked again
+      reply = (await kernel.requestExecute(content).done).content;
+    } while (reply.status === 'aborted');
+    return reply.user_expressions?.expression?.data?.['text/plain'];
   }
 
   function outputsOf({ model: { outputs } }) {
