@@ -203,7 +203,7 @@ def _state(worker: WorkerHandle, unsettled: str) -> str:
 
 def _last_line(worker: WorkerHandle) -> str:
     """The end of the line that a rank printed last."""
-    text = worker.output.text().rstrip()
+    text = worker.output.end().rstrip()
     _, _, line = text.rpartition("\n")
     return line[-_MAX_CHARACTERS:]
 

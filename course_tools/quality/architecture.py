@@ -102,7 +102,7 @@ PUBLIC_NAMES = 19
 # in launcher each step has a name, which costs a node or two; a message is a call with named
 # fields, which has more nodes than an f-string, and no engine has to read f-strings any more.
 NODES = {
-    "launcher": 15080,  # statuses nobody heard, forks that return; each step is named
+    "launcher": 15120,  # statuses nobody heard, forks that return; each step is named
     "record": 7380,  # timers; what becomes of DDP's models; keys and entries whose parts have names
     "hang": 9640,  # a dataclass for each section of facts; a loop whose rounds differ in no_sync()
     "flight": 12300,  # dumps of any torch, read safely; evidence for nine kinds of guilt; a watcher

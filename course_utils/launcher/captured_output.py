@@ -2,8 +2,9 @@
 
 import re
 
-KEPT_BYTES = 64 * 1024  # of each rank's output: the first half and the last half of these
+KEPT_BYTES = 512 * 1024  # of each rank's output: the first half of these and the last
 _HALF = KEPT_BYTES // 2
+_END_BYTES = 4096
 _MAX_MARKS = 4096  # what belongs to later ones is shown after the text
 # A rank writes such a mark into its output where something belongs that is no text, such as a
 # figure. `CapturedOutput.pieces` cuts the output there.
@@ -59,6 +60,11 @@ class CapturedOutput:
     def text(self) -> str:
         """All that is kept, with a note where the middle is left out."""
         return self._text(0, len(self._kept) + 1)
+
+    def end(self) -> str:
+        """The last of what is kept, without reading all of it."""
+        start = len(self._kept) - _END_BYTES
+        return self._text(max(0, start), len(self._kept) + 1)
 
     def pieces(self) -> list[tuple[str, str]]:
         """What was printed up to each mark, with the mark's name; then the rest, without a name."""

@@ -103,16 +103,16 @@ def test_of_very_many_displays_the_first_and_the_last_stand_there(kernel):
 
 def test_of_very_many_lines_a_page_has_the_first_and_the_last_and_says_where_the_others_are(kernel):
     cell = """
-    results = launch(lambda: [print(line) for line in range(5000)], world_size=2)
+    results = launch(lambda: [print(line) for line in range(20_000)], world_size=2)
     print(results.output[1].count("\\n"))
     """
     (text,) = texts(kernel, cell)
     lines = text.splitlines()
     kept = "`results = launch(...)` keeps them in results.output[1]"
-    gap = f"[rank 1] [... 4,600 lines left out; {kept} ...]"
+    gap = f"[rank 1] [... 19,600 lines left out; {kept} ...]"
     assert lines[401:403] == ["[rank 1] 0", "[rank 1] 1"]
-    assert lines[600:603] == ["[rank 1] 199", gap, "[rank 1] 4800"]
-    assert lines[-2:] == ["[rank 1] 4999", "5000"]
+    assert lines[600:603] == ["[rank 1] 199", gap, "[rank 1] 19800"]
+    assert lines[-2:] == ["[rank 1] 19999", "20000"]
 
 
 def test_displays_of_very_many_bytes_are_cut_and_an_update_is_not_lost(kernel):
