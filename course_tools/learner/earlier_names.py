@@ -48,13 +48,18 @@ def _lead_to_chapters(path: Path) -> None:
         return
     was_trusted = copies.notary().check_signature(notebook)
     texts = notebook.metadata.get("course", {}).get("texts", {})
+    has_changed = False
     for cell in notebook.cells:
-        if cell.cell_type != "markdown":
+        source = _LINK.sub(r"\1chapter_", cell.source)
+        if cell.cell_type != "markdown" or source == cell.source:
             continue
         is_unedited = texts.get(cell.id) == copies.digest(cell.source)
-        cell.source = _LINK.sub(r"\1chapter_", cell.source)
+        cell.source = source
+        has_changed = True
         if is_unedited:
-            texts[cell.id] = copies.digest(cell.source)
+            texts[cell.id] = copies.digest(source)
+    if not has_changed:  # a file of the learner's stays as it was written
+        return
     times = path.stat()
     draft = path.with_suffix(".draft")
     draft.write_text(nbformat.writes(notebook) + "\n", encoding="utf-8")

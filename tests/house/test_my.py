@@ -122,6 +122,9 @@ def test_copies_with_the_name_of_an_earlier_edition_get_todays_with_all_that_lea
     nbformat.write(mine, lab)
     copies.notary().sign(mine)
     os.utime(lab, (1000, 1000))
+    notes = my / "notes.ipynb"
+    notes.write_text('{"cells": [], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}')
+    as_written = notes.read_bytes()
     tabs = my / ".workspaces/tabs"
     tabs.parent.mkdir()
     tabs.write_text('"notebook:my/lesson_01_sums.ipynb", "my/lesson_plan.ipynb"')
@@ -137,6 +140,7 @@ def test_copies_with_the_name_of_an_earlier_edition_get_todays_with_all_that_lea
     assert "# see lesson_01_sums" in now.cells[2].source
     assert copies.notary().check_signature(now)
     assert lab.stat().st_mtime == 1000
+    assert notes.read_bytes() == as_written
     workspace.main([], course)
     assert capsys.readouterr().out == ""
 

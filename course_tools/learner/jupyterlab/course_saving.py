@@ -27,13 +27,13 @@ def renew_course_map(os_path: str, **_: Any) -> None:
 
     Source: Jupyter Server's `ContentsManager.post_save_hook`, whose arguments these are.
     """
+    scores_file = Path(os.environ.get("COURSE_SCORES", ""))
+    folder = scores_file.parent
+    if Path(os_path).parent != folder or not scores_file.is_file():
+        return
     from course_tools import ROOT  # a second, so only for a learner who has done something
     from course_tools.learner import copies
 
-    scores_file = Path(os.environ.get("COURSE_SCORES", ""))
-    folder = scores_file.parent
     course_map = folder / copies.MY_MAP
-    if Path(os_path).parent != folder or not (scores_file.is_file() and course_map.is_file()):
-        return
-    if scores_file.stat().st_mtime > course_map.stat().st_mtime:
+    if course_map.is_file() and scores_file.stat().st_mtime > course_map.stat().st_mtime:
         copies.lay_out_map(ROOT, folder)
