@@ -173,9 +173,10 @@ def and_named(answer):
             raise NotImplementedError("name rank and line, then repair it")
         wrong = [name for name, word in words.items() if seal(name, word) not in run.names]
         if wrong:
-            lost = "line" in wrong and words["line"] not in run.lines
-            hint = " (the program has no such line)" * lost
-            return "named wrongly: " + ", ".join(wrong) + hint, None
+            message = f"your repair was not tried, since these names are wrong: {', '.join(wrong)}"
+            if "line" in wrong and words["line"] not in run.lines:
+                message += " (the program has no such line)"
+            raise ValueError(message)
         try:
             return RIGHTLY, answer(*arguments)
         except NotImplementedError as stub:
