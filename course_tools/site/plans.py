@@ -70,14 +70,7 @@ def tasks() -> list[dict[str, Any]]:
 
 def _row(number: int, task: dict[str, Any], say: Say) -> str:
     """A task with its button, which the script reads its bounds from, and its hints."""
-    bounds = {}
-    for name in ("model", "least", "most"):
-        if name in task:
-            bounds[name] = task[name]
-    bounds_json = html.escape(json.dumps(bounds))
-    checked = " checked" if number == 1 else ""
-    button = f'<input type="radio" name="task" value="{number}" '
-    button += f'data-bounds="{bounds_json}"{checked}>'
+    button = _button(number, task)
     text = _in_html(task["text"], say)
     hints = ""
     for count, hint in enumerate(task["hints"], start=1):
@@ -85,6 +78,19 @@ def _row(number: int, task: dict[str, Any], say: Say) -> str:
         hint_text = _in_html(hint, say)
         hints += f"<details><summary>{summary}</summary>{hint_text}</details>"
     return f"<div><label>{button} {text}</label> <output></output>{hints}</div>"
+
+
+def _button(number: int, task: dict[str, Any]) -> str:
+    """The button of a task, of which the first is chosen."""
+    bounds = {}
+    for name in ("model", "least", "most"):
+        if name in task:
+            bounds[name] = task[name]
+    bounds_json = html.escape(json.dumps(bounds))
+    checked = ""
+    if number == 1:
+        checked = " checked"
+    return f'<input type="radio" name="task" value="{number}" data-bounds="{bounds_json}"{checked}>'
 
 
 def _in_html(text: str, say: Say) -> str:
@@ -99,6 +105,7 @@ def block(say: Say = str) -> str:
     for number, task in enumerate(tasks(), start=1):
         row = _row(number, task, say)
         rows.append(row)
+    joined_rows = "\n".join(rows)
     text = (SITE / "plan.html").read_text(encoding="utf-8")
     frame = Template(labelled(text, say))
-    return frame.substitute(tasks="\n".join(rows))
+    return frame.substitute(tasks=joined_rows)
