@@ -72,7 +72,7 @@ def begin(to: Path, tongue: Tongue) -> None:
     worker = static / "worker.js"
     script = worker.read_text(encoding="utf-8")
     script = script.replace("WHEEL", live_parts.WHEEL)
-    worker.write_text(script)
+    worker.write_text(script, encoding="utf-8")
 
     say = static / "say.js"
     script = say.read_text(encoding="utf-8")
@@ -92,8 +92,8 @@ def live_places(to: Path) -> dict[str, Place]:
     packed = live_parts.wheel(live / live_parts.WHEEL)
     entries = live_parts.places()
     recordings = live_parts.recordings()
-    no_settings: dict[str, Any] = {}
-    unmoved = live_parts.redrawn(packed, [(name, no_settings) for name in recordings])
+    without_settings = [(name, {}) for name in recordings]
+    unmoved = live_parts.redrawn(packed, without_settings)
     places = {}
     for (name, recording), drawn_json in zip(recordings.items(), unmoved, strict=True):
         path = folder / f"{name}.json"
@@ -112,8 +112,7 @@ def remembered(highlight: Callable[..., str]) -> Callable[..., str]:
     def again(self: Any, source: str, lang: str, location: Any = None, **options: Any) -> str:
         key = repr((source, lang, options))
         if key not in known:
-            markup = highlight(self, source, lang, location=location, **options)
-            known[key] = markup
+            known[key] = highlight(self, source, lang, location=location, **options)
         return known[key]
 
     again.known = known
@@ -145,12 +144,16 @@ def main(argv: list[str] | None = None) -> int:
     site = stage(english_pages, args.parts, args.repository, args.pdf)
     stage_chinese(chinese_pages, site)
     faults = built(args.to, english_pages.name, "html")
-    faults = faults or built(args.to, chinese_pages.name, "html/zh")
-    if args.pdf and not faults:
+    if faults:
+        return faults
+    faults = built(args.to, chinese_pages.name, "html/zh")
+    if faults:
+        return faults
+    if args.pdf:
         from course_tools.site.pdf import printed
 
         printed(args.to)
-    return faults
+    return 0
 
 
 def command_line() -> argparse.ArgumentParser:
