@@ -11,7 +11,7 @@ left out, so recording again changes nothing unless the course has changed.
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -52,14 +52,18 @@ def keep(
         if takes_a_name:
             compute_of_run = partial(_with_name, compute, name)
         recordings[name] = compact(trace, compute_of_run)
+    choices = _choices_of(runs)
     if algorithms:
         choices = {algorithm: ["", algorithm] for algorithm in algorithms}
-    else:
-        choices = {name: [name, None] for name in runs}
     case = {"runs": "all", "network": described(network)}
     if compute is None:
         case["unit_us"] = _tenth_of_the_longest(runs, network)
     _write(choices, {"": case}, {"all": recordings})
+
+
+def _choices_of(runs: Iterable[str]) -> Json:
+    """What a reader chooses between: these runs, each as it was recorded."""
+    return {name: [name, None] for name in runs}
 
 
 def _tenth_of_the_longest(runs: dict[str, Trace], network: Network) -> float:
@@ -100,7 +104,7 @@ def keep_challenge() -> None:
     for name in LEAGUES:
         for run, (world_size, size) in sizes.items():
             cases[f"{name}, {run}"] = _case_of_league(name, run, world_size, size)
-    choices = {baseline: [baseline, None] for baseline in BASELINES}
+    choices = _choices_of(BASELINES)
     _write(choices, cases, runs)
 
 
@@ -127,8 +131,9 @@ def compact(trace: Trace, compute: Callable[[Event], float] | None = None) -> Js
     for rank in range(trace.world_size):
         numbers_of_rank = []
         for call in _calls(trace.of_rank(rank)):
+            call_json = json.dumps(call)
             next_number = len(numbers)
-            number = numbers.setdefault(json.dumps(call), next_number)
+            number = numbers.setdefault(call_json, next_number)
             numbers_of_rank.append(number)
         ranks.append(numbers_of_rank)
     calls = [json.loads(call) for call in numbers]
@@ -214,7 +219,8 @@ def _write(choices: Json, cases: Json, runs: Json) -> None:
     path = SITE / f"recordings/{name}.json"
     path.write_text(f"{text}\n", encoding="utf-8")
     size = path.stat().st_size
-    print(f"{path.relative_to(ROOT)}: {size:,} bytes")
+    path_in_course = path.relative_to(ROOT)
+    print(f"{path_in_course}: {size:,} bytes")
 
 
 def record(notebook: str, wanted: Places) -> None:
