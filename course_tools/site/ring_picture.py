@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 from course_tools.site.svg import Theme, element, rectangle, words_at
 
-States = list[list[list[int]]]  # after how many steps, by which rank, in which chunk
+State = list[list[int]]  # a number by rank and chunk
+States = list[State]  # after each step; the first is before all of them
 NUMBERS_OF_STEP = re.compile(r"step \d+: ([\d, ]+)")  # in the figure's words
 CENTRED = {"text_anchor": "middle"}
 
@@ -61,7 +62,7 @@ def read(figure: str) -> States:
     return states
 
 
-def first_state(n: int) -> list[list[int]]:
+def first_state(n: int) -> State:
     """Returns what n ranks hold at first: of each chunk, their own number."""
     state = []
     for rank in range(n):
@@ -71,18 +72,19 @@ def first_state(n: int) -> list[list[int]]:
     return state
 
 
-def next_state(before: list[list[int]], numbers: list[int], step: int) -> list[list[int]]:
+def next_state(before: State, numbers: list[int], step: int) -> State:
     """Returns what ranks hold after a step, in which each of them came to hold one new number."""
     state = copy.deepcopy(before)
     for rank, number in enumerate(numbers):
         chunk = chunk_of(number)
-        if number not in _possible_numbers(before, rank, chunk):
+        possible = _possible_numbers(before, rank, chunk)
+        if number not in possible:
             raise ValueError(f"rank {rank} cannot hold {number} after {step} steps")
         state[rank][chunk] = number
     return state
 
 
-def _possible_numbers(before: list[list[int]], rank: int, chunk: int) -> list[int]:
+def _possible_numbers(before: State, rank: int, chunk: int) -> list[int]:
     """What a rank may come to hold in a chunk: the number that arrives, or the sum with its own."""
     if chunk >= len(before):
         return []
