@@ -36,6 +36,19 @@ INFO = "course_live-1.dist-info"  # a folder in it
 Places = dict[str, dict[str, str]]  # what places.toml says, by the place's name
 
 
+def site_text(name: str) -> str:
+    """Returns the text of a file in source/site."""
+    path = SITE / name
+    return path.read_text(encoding="utf-8")
+
+
+def frame(name: str, say: Say) -> Template:
+    """Returns a frame of source/site, with its words in a language, for others to fill in."""
+    text = site_text(name)
+    in_language = labelled(text, say)
+    return Template(in_language)
+
+
 def pyodide(parts: Path) -> Path | None:
     """Returns the folder with Pyodide's files, after fetching them if need be; None without npm."""
     folder = npm.fetched(parts, f"pyodide@{PYODIDE}", INTEGRITY, NEEDED)
@@ -98,7 +111,7 @@ def _files_of_wheel() -> dict[str, str]:
     texts = {
         f"{INFO}/METADATA": "Metadata-Version: 2.1\nName: course-live\nVersion: 1\n",
         f"{INFO}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-        "live.py": (SITE / "live.py").read_text(encoding="utf-8"),
+        "live.py": site_text("live.py"),
     }
     for path in modules():
         place = path.relative_to(ROOT)
@@ -177,9 +190,7 @@ def block(name: str, place: Place, say: Say = str) -> str:
         "unit_us": drawn["unit_us"] or "",
     }
     fields |= _lists(place, say)
-    shape = (SITE / "live.html").read_text(encoding="utf-8")
-    frame = Template(labelled(shape, say))
-    return frame.substitute(drawn | fields)
+    return frame("live.html", say).substitute(drawn | fields)
 
 
 def _lists(place: Place, say: Say) -> dict[str, str]:

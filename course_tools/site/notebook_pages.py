@@ -47,9 +47,10 @@ def _picture_as_file(output: NotebookNode, folder: Path, root: str) -> str:
     if not path.exists():
         path.write_bytes(png)
     caption = output.data["text/plain"]
-    words = html.escape(caption.removeprefix("Figure: "))
+    words = caption.removeprefix("Figure: ")
+    alternative = html.escape(words)
     width, height = _size(output, png)
-    source = f'src="{root}_static/pictures/{path.name}" alt="{words}"'
+    source = f'src="{root}_static/pictures/{path.name}" alt="{alternative}"'
     shape = f'width="{width}" height="{height}" loading="lazy"'
     return f'<img class="figure" {source} {shape}>'
 

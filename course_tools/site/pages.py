@@ -18,9 +18,8 @@ from course_tools.notebooks import course_map
 from course_tools.notebooks.course_map import Say
 from course_tools.notebooks.predictions import asked_in
 from course_tools.site import glossary, live_parts, notebook_pages, plans
-from course_tools.site.live_parts import Place
+from course_tools.site.live_parts import Place, site_text
 
-SITE = ROOT / "source/site"
 DOCUMENTS = (
     "README.md",
     "CONTRIBUTING.md",
@@ -152,9 +151,10 @@ def document(path: Path, to: Path, tongue: Tongue) -> None:
     text = tongue.document(path)
     chart = CHART.search(text)
     if chart:
+        fence, diagram = chart.group(0, 1)
         names = {chapter.stem[:2]: chapter.stem for chapter in course_map.chapters()}
-        links = notebook_pages.chart_as_links(chart[1], predictions(), names)
-        text = text.replace(chart[0], links)
+        links = notebook_pages.chart_as_links(diagram, predictions(), names)
+        text = text.replace(fence, links)
     if place.parts[0] == "solutions":
         text = NOT_SEARCHED + text
     page = to / place
@@ -175,18 +175,20 @@ def predictions() -> dict[str, int]:
 def front(to: Path, frame: str, site: Site, tongue: Tongue) -> None:
     """Writes the front page, the one with plans, and the one that tells where else it runs."""
     say = tongue.say
+    articles = ""
+    if tongue.code == "zh":
+        articles = "articles/*"
+    link_to_pdf = ""
+    if site.pdf:
+        link_to_pdf = _link_to_pdf(tongue)
     fields = {
         "FRONT": frame,
         "PLAN": plans.block(say),
         "CHAPTERS": _table_of_chapters(tongue),
         "REPOSITORY": site.repository or "OWNER/NAME",
-        "PDF": "",
-        "ARTICLES": "",
+        "PDF": link_to_pdf,
+        "ARTICLES": articles,
     }
-    if site.pdf:
-        fields["PDF"] = _link_to_pdf(tongue)
-    if tongue.code == "zh":
-        fields["ARTICLES"] = "articles/*"
     names_of_fields = "|".join(fields)
     field_name = re.compile(rf"({names_of_fields})\b")
 
@@ -194,8 +196,8 @@ def front(to: Path, frame: str, site: Site, tongue: Tongue) -> None:
         return fields[field[1]]
 
     for name in ("index.md", "start.md", "plan.md"):
-        english = (SITE / name).read_text(encoding="utf-8")
-        text = site_languages.titled(say(english), say)
+        text = say(site_text(name))
+        text = site_languages.titled(text, say)
         text = field_name.sub(filled, text)
         (to / name).write_text(text, encoding="utf-8")
 
@@ -204,11 +206,13 @@ def _table_of_chapters(tongue: Tongue) -> str:
     """A table in Markdown: each chapter with its question."""
     rows = [tongue.say("| | chapter | the question |"), "| --- | --- | --- |"]
     for path in course_map.chapters():
+        number = path.stem[:2]
         notebook = tongue.read(path)
         facts = course_map.facts(notebook)
-        link = f"[{facts['title']}](notebooks/{path.name})"
-        number = path.stem[:2]
-        rows.append(f"| {number} | {link} | {facts['question']} |")
+        title = facts["title"]
+        question = facts["question"]
+        link = f"[{title}](notebooks/{path.name})"
+        rows.append(f"| {number} | {link} | {question} |")
     return "\n".join(rows)
 
 

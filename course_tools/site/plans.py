@@ -7,17 +7,14 @@ plans up. Tasks and hints stand in `source/site/tasks.toml`.
 import html
 import json
 from pathlib import Path
-from string import Template
 from typing import Any
 
 from course_lessons import scaling
 from course_lessons.scaling import CLUSTER, MODELS, Plan, Score
-from course_tools import ROOT
-from course_tools.i18n.site_languages import labelled
 from course_tools.notebooks.course_map import Say
+from course_tools.site.live_parts import SITE, frame
 from course_tools.texts import read_toml
 
-SITE = ROOT / "source/site"
 MOST_CHIPS = 1024
 # Of each plan, in this order.
 PARTS = ("step_s", "compute_s", "tensor_s", "bubble_s", "data_s", "gb", "mfu")
@@ -49,8 +46,9 @@ def scores(model: str) -> dict[str, list[float]]:
     chips = 1
     while chips <= MOST_CHIPS:
         for plan in scaling.plans(shape, chips):
+            name = key(plan)
             scored = scaling.step_time(shape, CLUSTER, plan)
-            table[key(plan)] = numbers(scored)
+            table[name] = numbers(scored)
         chips *= 2
     return table
 
@@ -106,6 +104,4 @@ def block(say: Say = str) -> str:
         row = _row(number, task, say)
         rows.append(row)
     joined_rows = "\n".join(rows)
-    text = (SITE / "plan.html").read_text(encoding="utf-8")
-    frame = Template(labelled(text, say))
-    return frame.substitute(tasks=joined_rows)
+    return frame("plan.html", say).substitute(tasks=joined_rows)

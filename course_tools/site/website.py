@@ -24,10 +24,9 @@ from course_tools.commands import parser_of
 from course_tools.i18n import site_languages
 from course_tools.i18n.site_languages import Tongue
 from course_tools.site import live_parts, llms, pages, plans
-from course_tools.site.live_parts import Place
+from course_tools.site.live_parts import SITE, Place, site_text
 from course_tools.site.pages import Site
 
-SITE = ROOT / "source/site"
 PARTS = Path(os.environ.get("COURSE_SITE_PARTS", ROOT / ".venv/site"))
 
 
@@ -79,7 +78,7 @@ def begin(to: Path, tongue: Tongue) -> None:
     script = site_languages.for_scripts(tongue, script)
     say.write_text(script, encoding="utf-8")
 
-    settings = (SITE / "conf.py").read_text(encoding="utf-8")
+    settings = site_text("conf.py")
     settings = f'TONGUE = "{tongue.code}"\n{settings}'
     (to / "conf.py").write_text(settings, encoding="utf-8")
 
@@ -125,14 +124,18 @@ def built(folder: Path, source: str, to: str) -> int:
     from sphinx.highlighting import PygmentsBridge
     from sphinx.search.en import SearchEnglish
 
-    if not hasattr(SearchEnglish.stem, "cache_info"):  # Sphinx forgets stems after each page
+    # Sphinx forgets stems after each page.
+    is_remembered = hasattr(SearchEnglish.stem, "cache_info")
+    if not is_remembered:
         SearchEnglish.stem = functools.cache(SearchEnglish.stem)
     PygmentsBridge.highlight_block = remembered(PygmentsBridge.highlight_block)
     cache = folder / f"cache-{source}"
     pages_folder = folder / source
     html_folder = folder / to
-    options = ["-q", "-W", "--keep-going", "-d", str(cache)]
-    return sphinx([*options, str(pages_folder), str(html_folder)])
+    arguments = ["-q", "-W", "--keep-going"]
+    arguments += ["-d", str(cache)]
+    arguments += [str(pages_folder), str(html_folder)]
+    return sphinx(arguments)
 
 
 def main(argv: list[str] | None = None) -> int:
