@@ -15,7 +15,6 @@ from course_tools.site.svg import Theme, element, rectangle, words_at
 State = list[list[int]]  # a number by rank and chunk
 States = list[State]  # after each step; the first is before all of them
 NUMBERS_OF_STEP = re.compile(r"step \d+: ([\d, ]+)")  # in the figure's words
-CENTRED = {"text_anchor": "middle"}
 
 # Where nothing moves, in pixels.
 SMALL = 21  # a square
@@ -132,10 +131,11 @@ class Squares(NamedTuple):
         size = self.size
         width = size / self.n
         baseline = y + size / 2 + 5
-        fill = self.theme.part
+        theme = self.theme
+        fill = theme.part
         if shares(number) == self.n:
-            fill = self.theme.complete
-        drawn = rectangle(x, y, size, size, fill=self.theme.panel)
+            fill = theme.complete
+        drawn = rectangle(x, y, size, size, fill=theme.panel)
         digits = str(number).rjust(self.n)
         for place, digit in enumerate(digits):
             if digit == " ":
@@ -145,8 +145,8 @@ class Squares(NamedTuple):
                 drawn += rectangle(left, y, width, size, fill=fill)
             if size >= SQUARE:  # there is room for digits
                 middle = left + width / 2
-                drawn += words_at(middle, baseline, digit, fill=self.theme.ink, **CENTRED)
-        drawn += rectangle(x, y, size, size, fill="none", stroke=self.theme.border)
+                drawn += words_at(middle, baseline, digit, fill=theme.ink, text_anchor="middle")
+        drawn += rectangle(x, y, size, size, fill="none", stroke=theme.border)
         return drawn
 
     def outline(self, x: float, y: float) -> str:
@@ -155,22 +155,37 @@ class Squares(NamedTuple):
         return rectangle(x, y, self.size, self.size, rx=3, **line)
 
 
-class StandingRing:
-    """A picture with a grid of squares for each step: a row for each rank."""
+class Ring:
+    """What both pictures have: states, colours, and squares of a size."""
 
-    def __init__(self, states: States, theme: Theme) -> None:
+    def __init__(self, states: States, theme: Theme, size: float) -> None:
         self.states = states
         self.theme = theme
         self.n = len(states[0])
+        self.squares = Squares(size, self.n, theme)
+
+    def rank_name(self, rank: int, x: float, y: float) -> str:
+        """Returns the name of a rank, which begins at x."""
+        return words_at(x, y, f"rank {rank}", fill=self.theme.ink)
+
+    def centred(self, x: float, y: float, text: str, **style: str) -> str:
+        """Returns a line of text around x."""
+        return words_at(x, y, text, **style, fill=self.theme.ink, text_anchor="middle")
+
+
+class StandingRing(Ring):
+    """A picture with a grid of squares for each step: a row for each rank."""
+
+    def __init__(self, states: States, theme: Theme) -> None:
+        super().__init__(states, theme, SMALL)
         self.grid_size = self.n * SMALL_PITCH
-        self.squares = Squares(SMALL, self.n, theme)
 
     def body(self) -> str:
         """Returns all of it."""
         drawn = ""
         for rank in range(self.n):
             baseline = self.top_of_row(rank) + SMALL / 2 + 4
-            drawn += words_at(18, baseline, f"rank {rank}", fill=self.theme.ink)
+            drawn += self.rank_name(rank, 18, baseline)
         for step in range(len(self.states)):
             drawn += self.grid(step)
         drawn += self.heading(1, "each rank adds what arrives")
@@ -196,7 +211,7 @@ class StandingRing:
         if step > 0:
             title = f"step {step}"
         middle = self.left_of_grid(step) + self.grid_size / 2
-        drawn = words_at(middle, GRIDS_TOP - 12, title, fill=self.theme.ink, **CENTRED)
+        drawn = self.centred(middle, GRIDS_TOP - 12, title)
         for rank in range(self.n):
             drawn += self.row(step, rank)
         return drawn
@@ -273,8 +288,10 @@ class Clock:
 
     def moved(self, step: int, dx: float, dy: float) -> str:
         """The class of what moves during a step, and is seen only meanwhile."""
-        begin = self.percent(self.leaves_s(step))
-        end = self.percent(self.arrives_s(step))
+        begin_s = self.leaves_s(step)
+        end_s = self.arrives_s(step)
+        begin = self.percent(begin_s)
+        end = self.percent(end_s)
         just_before_begin = f"{begin - 0.01:.2f}"
         just_before_end = f"{end - 0.01:.2f}"
         at_first = "transform:none"
@@ -320,16 +337,13 @@ def changed_chunk(before: list[int], after: list[int]) -> int:
     return only_one
 
 
-class MovingRing:
+class MovingRing(Ring):
     """A picture in which chunks go around."""
 
     def __init__(self, states: States, theme: Theme) -> None:
-        self.states = states
-        self.theme = theme
-        self.n = len(states[0])
+        super().__init__(states, theme, SQUARE)
         self.steps = len(states) - 1
         self.clock = Clock(self.steps)
-        self.squares = Squares(SQUARE, self.n, theme)
 
     def body(self, summary: str) -> str:
         """Returns all of it but the style."""
@@ -359,7 +373,7 @@ class MovingRing:
         label_y = y - 10  # where no chunk passes
         if y == lowest_y:
             label_y = y + SQUARE + 20
-        drawn = words_at(x, label_y, f"rank {rank}", fill=self.theme.ink)
+        drawn = self.rank_name(rank, x, label_y)
         for chunk in range(self.n):
             numbers = [state[rank][chunk] for state in self.states]
             drawn += self.filled(numbers, x, y)
@@ -415,7 +429,7 @@ class MovingRing:
         drawn = ""
         classes = self.clock.in_turn(texts)
         for text, seen in zip(texts.values(), classes, strict=True):
-            drawn += words_at(430, 322, text, class_=seen, fill=self.theme.ink, **CENTRED)
+            drawn += self.centred(430, 322, text, class_=seen)
         return drawn
 
 
