@@ -18,6 +18,7 @@ from course_tools.slides.markup import (
     Piece,
     Slide,
     code_listing,
+    in_brief,
     in_sight,
     measured,
     output_listing,
@@ -49,6 +50,7 @@ class Deck:
 
     def __init__(self, cells: Iterable[NotebookNode], say: Say = str) -> None:
         self.say = say
+        self.discuss = say("Discuss")  # the label of a question for neighbours
         self.setting = ""  # the last paragraph, which a question may be about
         self.waiting: list[str] = []  # paragraphs that no slide shows yet
         self.subject: Slide | None = None  # of the next paragraph: an output, or a question
@@ -101,8 +103,8 @@ class Deck:
                 self.heading(*heading.groups())
             elif DISCUSS.search(block):
                 self.end()
-                question = words(DISCUSS.sub("", block))
-                self.subject = self.show(question, label=self.say("Discuss"))
+                question = DISCUSS.sub("", block)
+                self.subject = self.show(words(question), label=self.discuss)
             elif block.startswith("<details>"):
                 self.folded(block)
             elif self.subject:
@@ -123,23 +125,20 @@ class Deck:
         slide = slides[-1]
         plain = re.sub(r"</?(details|summary)>", "", block)
         slide.notes.append(plain)
-        if slide.label == self.say("Discuss"):
+        if slide.label == self.discuss:
             answer = re.sub("^(Answer|答案)", "", plain)
-            answer_piece = words(answer, later=True)
-            slide.add(answer_piece)
+            slide.add(words(answer, later=True))
             self.subject = None
 
     def about_subject(self, block: str) -> None:
         """A paragraph about an output, or more of a question that is discussed."""
         slide = self.subject
         slide.notes.append(block)
-        if slide.label == self.say("Discuss"):
-            piece = words(block)
-        else:
-            brief = in_sight(block)
-            piece = words(brief, later=True)
-            self.subject = None
-        slide.add(piece)
+        if slide.label == self.discuss:
+            slide.add(words(block))
+            return
+        slide.add(in_brief(block, later=True))
+        self.subject = None
 
     def show(self, *pieces: Piece, label: str = "") -> Slide:
         """A new slide, with the last of the words that wait."""
@@ -148,9 +147,8 @@ class Deck:
             last = self.waiting.pop()
         slide = Slide(self.title, label, notes=self.flush())
         if last:
-            brief = in_sight(last)
             slide.notes.append(last)
-            slide.add(words(brief))
+            slide.add(in_brief(last))
         for piece in pieces:
             slide.add(piece)
         self.parts[-1].append(slide)
@@ -166,8 +164,7 @@ class Deck:
             return blocks
         slide = None
         for block in blocks:
-            brief = in_sight(block)
-            slide = self.add_or_show(slide, words(brief))
+            slide = self.add_or_show(slide, in_brief(block))
             slide.notes.append(block)
         return []
 
@@ -182,10 +179,7 @@ class Deck:
         left = self.flush()
         slides = self.parts[-1]
         if left and not slides:
-            pieces = []
-            for block in left:
-                brief = in_sight(block)
-                pieces.append(words(brief))
+            pieces = [in_brief(block) for block in left]
             self.show(*pieces)
         if left:
             last_slide = slides[-1]
@@ -213,23 +207,21 @@ class Deck:
         pictures, text, answers = outputs(cell)
         code = MEASURED.sub("", cell.source).strip()
         jupyter = cell.metadata.get("jupyter", {})
-        if code and not jupyter.get("source_hidden"):
+        is_folded = jupyter.get("source_hidden", False)
+        if code and not is_folded:
             slide = self.code(code)
         for picture, caption in pictures:
             piece = Piece(picture, PICTURE_PX)
             slide = self.show(piece)
             slide.notes.append(caption)
-        pieces = []
         if text:
             printed = output_listing(text)
-            pieces.append(printed)
+            slide = self.add_or_show(slide, printed)
         for line in answers:
             number = self.number_of(line)
             answer = measured(number, line)
-            pieces.append(answer)
-        for piece in pieces:
-            slide = self.add_or_show(slide, piece)
-        if not pieces and not pictures:
+            slide = self.add_or_show(slide, answer)
+        if not (pictures or text or answers):
             return
         if text.count("\n") >= MOST:  # the slide has not all of it
             slide.notes.append(f"```\n{text}\n```")

@@ -148,6 +148,12 @@ def words(text: str, later: bool = False) -> Piece:
     return Piece(markup, height)
 
 
+def in_brief(text: str, later: bool = False) -> Piece:
+    """What is in sight of a paragraph."""
+    sentences = in_sight(text)
+    return words(sentences, later)
+
+
 def _lines(text: str) -> list[str]:
     """The lines of a text for a guess of its height: a paragraph is one, wherever it breaks."""
     if not WHOLE.match(text):
