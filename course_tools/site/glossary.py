@@ -42,14 +42,17 @@ class Term:
 
 def terms(code: str) -> list[Term]:
     """The glossary's terms in a language, `en` or `zh`, in the order of the English titles."""
-    prefix = "zh_" if code == "zh" else ""
+    prefix = ""
+    if code == "zh":
+        prefix = "zh_"
     translated = []
     for entry in _source()["terms"]:
         english_title = entry["title"]
+        place = english_title.lower().replace(" ", "-")
         title = entry[f"{prefix}title"]
         words = entry.get(f"{prefix}words", [title])
         term = Term(
-            anchor="term-" + english_title.lower().replace(" ", "-"),
+            anchor=f"term-{place}",
             title=title,
             words=tuple(words),
             means=entry[f"{prefix}means"],
@@ -62,20 +65,18 @@ def terms(code: str) -> list[Term]:
 def page(tongue: Tongue) -> str:
     """The glossary's page, in Markdown."""
     say = tongue.say
-    heading = say("Glossary")
+    title = say("Glossary")
     introduction = say("The field's terms, each with the chapter where you see it happen.")
-    blocks = [f"# {heading}", introduction]
-    english_titles = {entry.anchor: entry.title for entry in terms("en")}
-    for term in terms(tongue.code):
+    text = f"# {title}\n\n{introduction}\n"
+    for term, english in zip(terms(tongue.code), terms("en"), strict=True):
         heading = term.title
-        english_title = english_titles[term.anchor]
-        if heading != english_title:
-            heading = f"{heading} ({english_title})"
+        if heading != english.title:
+            heading = f"{heading} ({english.title})"
         (chapter,) = ROOT.glob(f"notebooks/{term.chapter}_*.ipynb")
         link = f"[{term.chapter}](notebooks/{chapter.name})"
-        blocks.append(f"({term.anchor})=\n\n## {heading}")
-        blocks.append(f"{term.means} {say('Chapter')} {link}")
-    return "\n\n".join(blocks) + "\n"
+        text += f"\n({term.anchor})=\n\n## {heading}\n"
+        text += f"\n{term.means} {say('Chapter')} {link}\n"
+    return text
 
 
 def table() -> str:

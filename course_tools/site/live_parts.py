@@ -32,6 +32,21 @@ NEEDED = (
 )
 LIVE = ("network.trace", "pictures.timeline")  # what live.py imports, and all that these import
 WHEEL = "course_live-1-py3-none-any.whl"
+INFO = "course_live-1.dist-info"  # a folder in it
+Places = dict[str, dict[str, str]]  # what places.toml says, by the place's name
+
+
+def site_text(name: str) -> str:
+    """Returns the text of a file in source/site."""
+    path = SITE / name
+    return path.read_text(encoding="utf-8")
+
+
+def frame(name: str, say: Say) -> Template:
+    """Returns a frame of source/site, with its words in a language, for others to fill in."""
+    text = site_text(name)
+    in_language = labelled(text, say)
+    return Template(in_language)
 
 
 def pyodide(parts: Path) -> Path | None:
@@ -59,13 +74,14 @@ def _imported_by(path: Path) -> list[Path]:
     source = path.read_text(encoding="utf-8")
     paths = []
     for node in ast.walk(ast.parse(source)):
-        if not isinstance(node, ast.ImportFrom) or not node.module:
+        if not isinstance(node, ast.ImportFrom):
             continue
-        if not node.module.startswith("course_utils."):
+        module = node.module or ""
+        if not module.startswith("course_utils."):
             continue
-        paths.append(_file_of(node.module))
+        paths.append(_file_of(module))
         for imported in node.names:
-            path_if_module = _file_of(f"{node.module}.{imported.name}")
+            path_if_module = _file_of(f"{module}.{imported.name}")
             paths.append(path_if_module)
     return paths
 
@@ -78,26 +94,31 @@ def _file_of(module: str) -> Path:
 
 def wheel(to: Path) -> Path:
     """Packs live.py and what it needs; packages are empty, so that nothing imports torch."""
-    info = "course_live-1.dist-info"
+    texts = _files_of_wheel()
+    record = ""
+    for name in texts:
+        record += f"{name},,\n"
+    texts[f"{INFO}/RECORD"] = f"{record}{INFO}/RECORD,,\n"
+    with zipfile.ZipFile(to, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, text in sorted(texts.items()):
+            without_date = zipfile.ZipInfo(name)
+            archive.writestr(without_date, text, zipfile.ZIP_DEFLATED)
+    return to
+
+
+def _files_of_wheel() -> dict[str, str]:
+    """The texts that the wheel packs, but the list of their names."""
     texts = {
-        f"{info}/METADATA": "Metadata-Version: 2.1\nName: course-live\nVersion: 1\n",
-        f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-        "live.py": (SITE / "live.py").read_text(encoding="utf-8"),
+        f"{INFO}/METADATA": "Metadata-Version: 2.1\nName: course-live\nVersion: 1\n",
+        f"{INFO}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        "live.py": site_text("live.py"),
     }
     for path in modules():
         place = path.relative_to(ROOT)
         texts[str(place)] = path.read_text(encoding="utf-8")
         for package in place.parents[:-1]:  # the last is the folder of the course
             texts[f"{package}/__init__.py"] = ""
-    record = f"{info}/RECORD"
-    texts[record] = ""
-    names = list(texts)
-    texts[record] = "".join(f"{name},,\n" for name in names)
-    with zipfile.ZipFile(to, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, text in sorted(texts.items()):
-            without_date = zipfile.ZipInfo(name)
-            archive.writestr(without_date, text, zipfile.ZIP_DEFLATED)
-    return to
+    return texts
 
 
 def recordings() -> dict[str, str]:
@@ -111,7 +132,10 @@ def recordings() -> dict[str, str]:
 
 def redrawn(packed: Path, asked: Sequence[tuple[str, dict[str, Any]]]) -> list[str]:
     """Redraws places with settings, by the wheel in a CPython of its own; returns JSON of each."""
-    wanted = [(place, json.dumps(settings)) for place, settings in asked]
+    wanted = []
+    for place, settings in asked:
+        settings_json = json.dumps(settings)
+        wanted.append((place, settings_json))
     request = json.dumps({"recordings": recordings(), "asked": wanted})
     run = subprocess.run(
         [sys.executable, "-P", "-m", "live"],
@@ -151,53 +175,69 @@ def _slow_ranks(world_size: int, say: Say) -> Iterator[tuple[str, str]]:
 
 def block(name: str, place: Place, say: Say = str) -> str:
     """Returns a place's frame: what is compared, sliders, the picture before they move."""
-    recording = json.loads(place.recording)
-    cases = recording["cases"]
     drawn = place.drawn
-    compared = drawn["took"]
-    runs_of_first_case = next(iter(recording["runs"].values()))
-    first_run = next(iter(runs_of_first_case.values()))
-    world_size = len(first_run["ranks"])
-    choices = ""
-    for choice in compared:
-        choices += _choice(name, drawn, choice, say)
+    single = ""
+    if len(drawn["took"]) == 1:
+        single = "single"
+    title = say(place.entry["title"])
+    text = say(place.entry["text"])
     fields = {
         "place": name,
-        "title": html.escape(say(place.entry["title"])),
-        "text": html.escape(say(place.entry["text"])),
-        "cases": _options((case, case) for case in cases),
-        "case_is": "" if len(cases) > 1 else "hidden",
-        "choices": choices,
-        "single": "single" if len(compared) == 1 else "",
-        "links": _options(_links(world_size, say)),
-        "ranks": _options(_slow_ranks(world_size, say)),
-        "slow": say("slow rank") if drawn["unit_us"] is None else say("late rank"),
+        "title": html.escape(title),
+        "text": html.escape(text),
+        "choices": _choices(name, drawn, say),
+        "single": single,
         "unit_us": drawn["unit_us"] or "",
     }
-    text = (SITE / "live.html").read_text(encoding="utf-8")
-    frame = Template(labelled(text, say))
-    return frame.substitute(drawn | fields)
+    fields |= _lists(place, say)
+    return frame("live.html", say).substitute(drawn | fields)
 
 
-def _choice(place: str, drawn: dict[str, Any], choice: str, say: Say) -> str:
-    """One of those that are compared, with its bar; the first is drawn, the fastest stands out."""
+def _lists(place: Place, say: Say) -> dict[str, str]:
+    """The lists of a frame: cases, links that may be slow, ranks that may be slow or late."""
+    recording = json.loads(place.recording)
+    cases = recording["cases"]
+    case_is = ""
+    if len(cases) == 1:
+        case_is = "hidden"
+    slow = say("slow rank")
+    if place.drawn["unit_us"] is not None:
+        slow = say("late rank")
+    runs_of_first_case, *_ = recording["runs"].values()
+    first_run, *_ = runs_of_first_case.values()
+    world_size = len(first_run["ranks"])
+    return {
+        "cases": _options((case, case) for case in cases),
+        "case_is": case_is,
+        "links": _options(_links(world_size, say)),
+        "ranks": _options(_slow_ranks(world_size, say)),
+        "slow": slow,
+    }
+
+
+def _choices(place: str, drawn: dict[str, Any], say: Say) -> str:
+    """Those that are compared, each with its bar; the first is drawn, the fastest stands out."""
     compared = drawn["took"]
     times_us = [duration_us for duration_us, _ in compared.values()]
-    duration_us, duration = compared[choice]
-    width = 100 * duration_us / max(times_us)
-    label = "label"
-    if duration_us == min(times_us):
-        label = "label class=wins"
-    first_choice = next(iter(compared))
-    checked = " checked" if choice == first_choice else ""
-    value = html.escape(choice)
-    name = html.escape(say(choice)) or say("all are done at")
-    percent = drawn["percent"].get(choice, "")
-    return (
-        f'<{label}><input type="radio" name="{place}" value="{value}"{checked}>'
-        f'<span>{name}</span><span class="bar"><i style="width:{width:.0f}%"></i></span>'
-        f"<output>{duration} {percent}</output></label>"
-    )
+    longest_us = max(times_us)
+    shortest_us = min(times_us)
+    choices = ""
+    checked = " checked"
+    for choice, (duration_us, duration) in compared.items():
+        label = "label"
+        if duration_us == shortest_us:
+            label = "label class=wins"
+        value = html.escape(choice)
+        name = html.escape(say(choice)) or say("all are done at")
+        width = 100 * duration_us / longest_us
+        percent = drawn["percent"].get(choice, "")
+        choices += (
+            f'<{label}><input type="radio" name="{place}" value="{value}"{checked}>'
+            f'<span>{name}</span><span class="bar"><i style="width:{width:.0f}%"></i></span>'
+            f"<output>{duration} {percent}</output></label>"
+        )
+        checked = ""
+    return choices
 
 
 def _options(values: Iterable[tuple[str, str]]) -> str:
@@ -208,6 +248,6 @@ def _options(values: Iterable[tuple[str, str]]) -> str:
     return options
 
 
-def places() -> dict[str, dict[str, str]]:
-    """Returns what places.toml says, by the place's name."""
+def places() -> Places:
+    """Returns what places.toml says."""
     return read_toml(SITE / "places.toml")

@@ -9,6 +9,7 @@ import hashlib
 import html
 import json
 import re
+import struct
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -17,16 +18,24 @@ from nbformat import NotebookNode
 from course_tools.i18n.site_languages import Tongue
 from course_tools.notebooks.predictions import fold, markup
 
+LINK_TO_NOTEBOOK = re.compile(r'(<a href="[\w./-]+)\.ipynb"')
+DRAWS = re.compile(r"^(explore|plot_timeline)\(", re.MULTILINE)
+# In the map's chart: a part with its title, and in it a chapter with its number and its words.
+PART = re.compile(r"subgraph \w+\[(.*?)\]\n(.*?)\n +end", re.DOTALL)
+CHAPTER = re.compile(r"(\d\d)\[\d\d (.*?)\]")
+
 
 def pictures_to_files(cells: Iterable[NotebookNode], folder: Path, root: str) -> None:
     """Writes each picture into a folder and shows the file, with its words as alternative text."""
     for cell in cells:
         for output in cell.get("outputs", []):
             data = output.get("data", {})
-            if "image/png" in data:
-                image = _picture_as_file(output, folder, root)
-                output.data = markup(image).data
-                output.metadata = {}
+            if "image/png" not in data:
+                continue
+            image = _picture_as_file(output, folder, root)
+            shown = markup(image)
+            output.data = shown.data
+            output.metadata = {}
 
 
 def _picture_as_file(output: NotebookNode, folder: Path, root: str) -> str:
@@ -37,19 +46,24 @@ def _picture_as_file(output: NotebookNode, folder: Path, root: str) -> str:
     path = folder / f"{digest[:16]}.png"
     if not path.exists():
         path.write_bytes(png)
-
     caption = output.data["text/plain"]
-    words = html.escape(caption.removeprefix("Figure: "))
-    pixels_wide = int.from_bytes(png[16:20], "big")  # in the header of every PNG
-    pixels_high = int.from_bytes(png[20:24], "big")
-    sizes = output.get("metadata", {})
-    size = sizes.get("image/png", {})
-    width = size.get("width", pixels_wide)
-    height = round(pixels_high * width / pixels_wide)
-
-    source = f'src="{root}_static/pictures/{path.name}" alt="{words}"'
+    words = caption.removeprefix("Figure: ")
+    alternative = html.escape(words)
+    width, height = _size(output, png)
+    source = f'src="{root}_static/pictures/{path.name}" alt="{alternative}"'
     shape = f'width="{width}" height="{height}" loading="lazy"'
     return f'<img class="figure" {source} {shape}>'
+
+
+def _size(output: NotebookNode, png: bytes) -> tuple[int, int]:
+    """How wide and how high a picture is shown."""
+    size_in_header = png[16:24]  # of every PNG: two numbers of 32 bits
+    pixels_wide, pixels_high = struct.unpack(">II", size_in_header)
+    metadata = output.get("metadata", {})
+    size = metadata.get("image/png", {})
+    width = size.get("width", pixels_wide)
+    height = round(pixels_high * width / pixels_wide)
+    return width, height
 
 
 def page(
@@ -65,8 +79,8 @@ def page(
         solution: Whether it is kept out of the search.
         tongue: The language it is read in.
     """
-    english_or_chinese = tongue.read(path)
-    notebook = copy.deepcopy(english_or_chinese)
+    as_read = tongue.read(path)  # and kept for the next who reads it
+    notebook = copy.deepcopy(as_read)
     plan = tongue.say("# Choose a plan").removeprefix("# ")  # a page that only the site has
     for cell in notebook.cells:
         cell.metadata["tags"] = _tags(cell)
@@ -87,7 +101,7 @@ def page(
 
 def _with_links_of_the_site(text: str, solution: bool, plan: str) -> str:
     """Markdown whose links lead to pages instead of notebooks, and to the page with plans."""
-    text = re.sub(r'(<a href="[\w./-]+)\.ipynb"', r'\1.html"', text)
+    text = LINK_TO_NOTEBOOK.sub(r'\1.html"', text)
     if solution:  # written to stand among the exercises
         text = text.replace("](challenge", "](../exercises/challenge")
     return text.replace(f"*{plan}*", f"[{plan}](../plan.md)")
@@ -113,11 +127,11 @@ def _add_frame(notebook: NotebookNode, text: str, frame: str) -> None:
     """Shows a frame with sliders below the one cell with this text; the frame has its picture."""
     matching = [cell for cell in notebook.cells if text in cell.source]
     (cell,) = matching
-    draws = re.search(r"^(explore|plot_timeline)\(", cell.source, re.MULTILINE)
-    if draws:
-        cell.outputs = [output for output in cell.outputs if not _is_drawn(output)]
+    outputs = cell.outputs
+    if DRAWS.search(cell.source):
+        outputs = [output for output in outputs if not _is_drawn(output)]
     output_with_frame = markup(frame)
-    cell.outputs.append(output_with_frame)
+    cell.outputs = [*outputs, output_with_frame]
 
 
 def _is_drawn(output: NotebookNode) -> bool:
@@ -138,12 +152,12 @@ def chart_as_links(text: str, counts: dict[str, int], names: dict[str, str]) -> 
         names: By chapter, the name of its page.
     """
     parts = ""
-    for title, inside in re.findall(r"subgraph \w+\[(.*?)\]\n(.*?)\n +end", text, re.DOTALL):
+    for title, chapters in PART.findall(text):
         items = ""
-        chapters = re.findall(r"(\d\d)\[\d\d (.*?)\]", inside)
-        for chapter, words in sorted(chapters):
-            shown = f"<b>{chapter}</b> {html.escape(words)}"
-            link = f'<a href="{names[chapter]}.html">{shown}</a>'
+        for chapter, words in sorted(CHAPTER.findall(chapters)):
+            page_name = f"{names[chapter]}.html"
+            shown_words = html.escape(words)
+            link = f'<a href="{page_name}"><b>{chapter}</b> {shown_words}</a>'
             progress = f'data-chapter="{chapter}" data-of="{counts[chapter]}"'
             items += f'<li>{link}<span class="tick" {progress}></span></li>'
         heading = html.escape(title)

@@ -52,8 +52,12 @@ def _pack(package: str, packed: Path) -> bool:
 def _unpack(packed: Path, needed: tuple[str, ...], folder: Path) -> None:
     """Writes the files that are needed into a new folder."""
     with tarfile.open(packed) as archive:
-        files = [archive.extractfile(f"package/{path}") for path in needed]
-        folder.mkdir()
-        for path, file in zip(needed, files, strict=True):  # extract(filter=) came with 3.11.4
+        contents = {}
+        for path in needed:
+            file = archive.extractfile(f"package/{path}")  # extract(filter=) came with 3.11.4
             name = Path(path).name
-            (folder / name).write_bytes(file.read())
+            contents[name] = file.read()
+    folder.mkdir()  # not before all are there
+    for name, content in contents.items():
+        path = folder / name
+        path.write_bytes(content)

@@ -18,9 +18,8 @@ from course_tools.notebooks import course_map
 from course_tools.notebooks.course_map import Say
 from course_tools.notebooks.predictions import asked_in
 from course_tools.site import glossary, live_parts, notebook_pages, plans
-from course_tools.site.live_parts import Place
+from course_tools.site.live_parts import Place, site_text
 
-SITE = ROOT / "source/site"
 DOCUMENTS = (
     "README.md",
     "CONTRIBUTING.md",
@@ -31,6 +30,8 @@ DOCUMENTS = (
 )
 ROOMS = ("course_utils", "course_testing", "course_lint", "course_museum")  # each has a page
 BOOKS = ("notebooks", "exercises", "solutions")
+NOT_SEARCHED = "---\norphan: true\nnosearch: true\n---\n"
+CHART = re.compile(r"```mermaid\n(.*?)```", re.DOTALL)  # which GitHub draws
 ELSEWHERE = {
     "Colab": "https://colab.research.google.com/github/{}/blob/HEAD/{}",
     "Kaggle": "https://kaggle.com/kernels/welcome?src=https://github.com/{}/blob/HEAD/{}",
@@ -69,8 +70,10 @@ def _frames_below_cells(path: Path, frames: dict[str, str], site: Site) -> dict[
     notebook = str(path.relative_to(ROOT))
     by_text = {}
     for name, place in site.live.items():
+        if name == "front":
+            continue
         entry = place.entry
-        if entry["notebook"] == notebook and name != "front":
+        if entry["notebook"] == notebook:
             text = entry["after"]
             by_text[text] = frames[name]
     return by_text
@@ -108,9 +111,13 @@ def write_book(path: Path, to: Path, live: dict[str, str], site: Site, tongue: T
     place = path.relative_to(ROOT)
     book = place.parts[0]
     is_solution = book == "solutions"
-    name = f"lab_{path.name}" if book == "exercises" else path.name
-    links = " · ".join(_links(place, name, site.repository, tongue.say))
-    head = "" if is_solution else f'<p class="elsewhere">{links}</p>\n'
+    name = path.name
+    if book == "exercises":
+        name = f"lab_{name}"
+    head = ""
+    if not is_solution:
+        links = " · ".join(_links(place, name, site.repository, tongue.say))
+        head = f'<p class="elsewhere">{links}</p>\n'
     page = notebook_pages.page(path, site.pictures, live, head, is_solution, tongue)
     notebook_pages.write(page, to / place)
     if is_solution:
@@ -139,16 +146,17 @@ def _links(place: Path, download: str, repository: str, say: Say) -> Iterator[st
 
 
 def document(path: Path, to: Path, tongue: Tongue) -> None:
-    """Writes a document; the map's chart, which GitHub draws, becomes links."""
+    """Writes a document; the map's chart becomes links."""
     place = path.relative_to(ROOT)
     text = tongue.document(path)
-    chart = re.search(r"```mermaid\n(.*?)```", text, re.DOTALL)
+    chart = CHART.search(text)
     if chart:
+        fence, diagram = chart.group(0, 1)
         names = {chapter.stem[:2]: chapter.stem for chapter in course_map.chapters()}
-        links = notebook_pages.chart_as_links(chart[1], predictions(), names)
-        text = text.replace(chart[0], links)
+        links = notebook_pages.chart_as_links(diagram, predictions(), names)
+        text = text.replace(fence, links)
     if place.parts[0] == "solutions":
-        text = f"---\norphan: true\nnosearch: true\n---\n{text}"
+        text = NOT_SEARCHED + text
     page = to / place
     page.parent.mkdir(exist_ok=True)
     page.write_text(text, encoding="utf-8")
@@ -157,29 +165,40 @@ def document(path: Path, to: Path, tongue: Tongue) -> None:
 @functools.cache
 def predictions() -> dict[str, int]:
     """Returns how many predictions each chapter asks for."""
-    return {path.stem[:2]: asked_in(path) for path in course_map.chapters()}
+    counts = {}
+    for path in course_map.chapters():
+        chapter = path.stem[:2]
+        counts[chapter] = asked_in(path)
+    return counts
 
 
 def front(to: Path, frame: str, site: Site, tongue: Tongue) -> None:
     """Writes the front page, the one with plans, and the one that tells where else it runs."""
     say = tongue.say
+    articles = ""
+    if tongue.code == "zh":
+        articles = "articles/*"
+    link_to_pdf = ""
+    if site.pdf:
+        link_to_pdf = _link_to_pdf(tongue)
     fields = {
         "FRONT": frame,
         "PLAN": plans.block(say),
         "CHAPTERS": _table_of_chapters(tongue),
         "REPOSITORY": site.repository or "OWNER/NAME",
-        "PDF": _link_to_pdf(tongue) if site.pdf else "",
-        "ARTICLES": "articles/*" if tongue.code == "zh" else "",
+        "PDF": link_to_pdf,
+        "ARTICLES": articles,
     }
+    names_of_fields = "|".join(fields)
+    field_name = re.compile(rf"({names_of_fields})\b")
 
     def filled(field: re.Match[str]) -> str:
         return fields[field[1]]
 
-    names_of_fields = "|".join(fields)
     for name in ("index.md", "start.md", "plan.md"):
-        english = (SITE / name).read_text(encoding="utf-8")
-        text = site_languages.titled(say(english), say)
-        text = re.sub(rf"({names_of_fields})\b", filled, text)
+        text = say(site_text(name))
+        text = site_languages.titled(text, say)
+        text = field_name.sub(filled, text)
         (to / name).write_text(text, encoding="utf-8")
 
 
@@ -187,11 +206,13 @@ def _table_of_chapters(tongue: Tongue) -> str:
     """A table in Markdown: each chapter with its question."""
     rows = [tongue.say("| | chapter | the question |"), "| --- | --- | --- |"]
     for path in course_map.chapters():
+        number = path.stem[:2]
         notebook = tongue.read(path)
         facts = course_map.facts(notebook)
-        link = f"[{facts['title']}](notebooks/{path.name})"
-        number = path.stem[:2]
-        rows.append(f"| {number} | {link} | {facts['question']} |")
+        title = facts["title"]
+        question = facts["question"]
+        link = f"[{title}](notebooks/{path.name})"
+        rows.append(f"| {number} | {link} | {question} |")
     return "\n".join(rows)
 
 

@@ -7,17 +7,14 @@ plans up. Tasks and hints stand in `source/site/tasks.toml`.
 import html
 import json
 from pathlib import Path
-from string import Template
 from typing import Any
 
 from course_lessons import scaling
 from course_lessons.scaling import CLUSTER, MODELS, Plan, Score
-from course_tools import ROOT
-from course_tools.i18n.site_languages import labelled
 from course_tools.notebooks.course_map import Say
+from course_tools.site.live_parts import SITE, frame
 from course_tools.texts import read_toml
 
-SITE = ROOT / "source/site"
 MOST_CHIPS = 1024
 # Of each plan, in this order.
 PARTS = ("step_s", "compute_s", "tensor_s", "bubble_s", "data_s", "gb", "mfu")
@@ -49,8 +46,9 @@ def scores(model: str) -> dict[str, list[float]]:
     chips = 1
     while chips <= MOST_CHIPS:
         for plan in scaling.plans(shape, chips):
+            name = key(plan)
             scored = scaling.step_time(shape, CLUSTER, plan)
-            table[key(plan)] = numbers(scored)
+            table[name] = numbers(scored)
         chips *= 2
     return table
 
@@ -70,14 +68,7 @@ def tasks() -> list[dict[str, Any]]:
 
 def _row(number: int, task: dict[str, Any], say: Say) -> str:
     """A task with its button, which the script reads its bounds from, and its hints."""
-    bounds = {}
-    for name in ("model", "least", "most"):
-        if name in task:
-            bounds[name] = task[name]
-    bounds_json = html.escape(json.dumps(bounds))
-    checked = " checked" if number == 1 else ""
-    button = f'<input type="radio" name="task" value="{number}" '
-    button += f'data-bounds="{bounds_json}"{checked}>'
+    button = _button(number, task)
     text = _in_html(task["text"], say)
     hints = ""
     for count, hint in enumerate(task["hints"], start=1):
@@ -85,6 +76,19 @@ def _row(number: int, task: dict[str, Any], say: Say) -> str:
         hint_text = _in_html(hint, say)
         hints += f"<details><summary>{summary}</summary>{hint_text}</details>"
     return f"<div><label>{button} {text}</label> <output></output>{hints}</div>"
+
+
+def _button(number: int, task: dict[str, Any]) -> str:
+    """The button of a task, of which the first is chosen."""
+    bounds = {}
+    for name in ("model", "least", "most"):
+        if name in task:
+            bounds[name] = task[name]
+    bounds_json = html.escape(json.dumps(bounds))
+    checked = ""
+    if number == 1:
+        checked = " checked"
+    return f'<input type="radio" name="task" value="{number}" data-bounds="{bounds_json}"{checked}>'
 
 
 def _in_html(text: str, say: Say) -> str:
@@ -99,6 +103,5 @@ def block(say: Say = str) -> str:
     for number, task in enumerate(tasks(), start=1):
         row = _row(number, task, say)
         rows.append(row)
-    text = (SITE / "plan.html").read_text(encoding="utf-8")
-    frame = Template(labelled(text, say))
-    return frame.substitute(tasks="\n".join(rows))
+    joined_rows = "\n".join(rows)
+    return frame("plan.html", say).substitute(tasks=joined_rows)

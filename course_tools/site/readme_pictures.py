@@ -27,8 +27,12 @@ from course_tools.site.svg import THEMES, Theme, rectangle, words_at
 from course_tools.texts import has_text
 
 TO = ROOT / "source/pictures"
-WIDTH, MARGIN = 860, 18  # pixels, as all lengths here
-FONT_SIZE, CHARACTER = 12.5, 7.5  # a character's width is 0.6 of its size
+# All lengths are pixels.
+WIDTH = 860
+MARGIN = 18
+PANEL_WIDTH = WIDTH - 2 * MARGIN
+FONT_SIZE = 12.5
+CHARACTER = 7.5  # a character's width is 0.6 of its size
 LINE = 19  # from one line of text to the next
 MONO = "ui-monospace, SFMono-Regular, Menlo, Consolas, DejaVu Sans Mono, monospace"
 
@@ -74,10 +78,12 @@ def coloured(code: str, theme: Theme) -> list[Spans]:
     lexer = PythonLexer(ensurenl=False)
     for token, value in lex(code, lexer):
         ink = ink_of(token, theme)
-        first, *others = value.split("\n")
-        lines[-1].append((first, ink))
-        for text in others:
-            lines.append([(text, ink)])
+        first_text, *texts_of_new_lines = value.split("\n")
+        last_line = lines[-1]
+        last_line.append((first_text, ink))
+        for text in texts_of_new_lines:
+            new_line = [(text, ink)]
+            lines.append(new_line)
     return lines
 
 
@@ -108,19 +114,19 @@ def plain(text: str, theme: Theme) -> list[Spans]:
 
 def line_at(spans: Spans, y: float) -> str:
     """Returns a line of text as SVG, of the same width whatever the font is."""
-    count = sum(len(text) for text, _ in spans)
-    if count == 0:
-        return ""
-    x = 2 * MARGIN
-    width = count * CHARACTER
-    if x + width + MARGIN > WIDTH:
-        raise ValueError(f"a line of {count} characters is too long for a picture")
+    count = 0
     pieces = ""
     for text, ink in spans:
+        count += len(text)
         shown = escape(text, quote=False)
         pieces += f'<tspan fill="{ink}">{shown}</tspan>'
+    if count == 0:
+        return ""
+    width = count * CHARACTER
+    if width > PANEL_WIDTH - MARGIN:
+        raise ValueError(f"a line of {count} characters is too long for a picture")
     as_written = {"textLength": width, "xml:space": "preserve"}
-    return words_at(x, y, pieces, **as_written)
+    return words_at(2 * MARGIN, y, pieces, **as_written)
 
 
 def page(height: float, body: str, words: str, theme: Theme, style: str = "") -> str:
@@ -133,8 +139,8 @@ def page(height: float, body: str, words: str, theme: Theme, style: str = "") ->
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" '
         f'viewBox="0 0 {WIDTH} {height}" role="img" font-family="{MONO}" font-size="{FONT_SIZE}">\n'
-        f"<title>{title}</title>\n{style}"
-        f"{frame}{body}</svg>\n"
+        f"<title>{title}</title>\n"
+        f"{style}{frame}{body}</svg>\n"
     )
 
 
@@ -144,54 +150,51 @@ def cell_picture(cell: NotebookNode, words: str, theme: Theme, code: str = "") -
     shown_code = shown_code.replace("\n\n\n", "\n\n")
     code_lines = coloured(shown_code, theme)
     panel_height = len(code_lines) * LINE + MARGIN
-    parts = [code_panel(panel_height, theme)]
-    parts += lines_from(code_lines, MARGIN + LINE + 3)
+    body = code_panel(panel_height, theme)
+    body += lines_from(code_lines, MARGIN + LINE + 3)
 
     output = printed(cell)
     output_lines = plain(output, theme)
     output_y = MARGIN + panel_height + LINE + 8
     kinds = [output.output_type for output in cell.outputs]
     if "error" in kinds:
-        box = verdict_box(output_lines, output_y, theme)
-        parts.append(box)
-    parts += lines_from(output_lines, output_y)
+        body += verdict_box(output_lines, output_y, theme)
+    body += lines_from(output_lines, output_y)
 
     lines_below_first = len(output_lines) - 1
     last_line_y = output_y + lines_below_first * LINE
     height = last_line_y + MARGIN + 4
-    body = "".join(parts)
     return page(height, body, words, theme)
 
 
 def code_panel(height: float, theme: Theme) -> str:
     """Returns the ground that a cell's code stands on."""
-    width = WIDTH - 2 * MARGIN
-    return rectangle(MARGIN, MARGIN, width, height, rx=5, fill=theme.panel, stroke=theme.border)
+    style = {"rx": 5, "fill": theme.panel, "stroke": theme.border}
+    return rectangle(MARGIN, MARGIN, PANEL_WIDTH, height, **style)
 
 
-def lines_from(lines: list[Spans], first_y: float) -> list[str]:
+def lines_from(lines: list[Spans], first_y: float) -> str:
     """Returns lines of text below each other as SVG."""
-    drawn = []
+    drawn = ""
     y = first_y
     for line in lines:
-        drawn.append(line_at(line, y))
+        drawn += line_at(line, y)
         y += LINE
     return drawn
 
 
 def verdict_box(lines: list[Spans], first_y: float, theme: Theme) -> str:
     """Returns the ground of an error's last paragraph, which says who is guilty."""
-    first_of_paragraph = 0
-    for number, line in enumerate(lines):
+    lines_of_paragraph = 0
+    for line in lines:
+        lines_of_paragraph += 1
         is_blank = not any(text for text, _ in line)
         if is_blank:
-            first_of_paragraph = number + 1
-    lines_of_paragraph = len(lines) - first_of_paragraph
-    lines_above = first_of_paragraph - 1
-    top = first_y + lines_above * LINE + 3
-    width = WIDTH - 2 * MARGIN
+            lines_of_paragraph = 0
+    lines_before = len(lines) - lines_of_paragraph
+    baseline_before = first_y + (lines_before - 1) * LINE
     height = lines_of_paragraph * LINE + 6
-    return rectangle(MARGIN, top, width, height, rx=5, fill=theme.verdict)
+    return rectangle(MARGIN, baseline_before + 3, PANEL_WIDTH, height, rx=5, fill=theme.verdict)
 
 
 def introduces(theme: Theme) -> str:
@@ -210,11 +213,12 @@ def hangs(theme: Theme) -> str:
         raise ValueError("the cell with the hang has no launch")
     errors = [output for output in cell.outputs if output.output_type == "error"]
     only_error = NotebookNode(outputs=errors)
+    code = f"{function}\n\n\n{call[0]}"
     words = (
         "A cell in which rank 2 of four skips an all_reduce. The error says where ranks 0, 1 and 3 "
         "wait, that rank 2 has returned, and that it never called all_reduce."
     )
-    return cell_picture(only_error, words, theme, code=f"{function}\n\n\n{call[0]}")
+    return cell_picture(only_error, words, theme, code)
 
 
 def ring(theme: Theme) -> str:

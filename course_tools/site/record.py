@@ -11,16 +11,17 @@ left out, so recording again changes nothing unless the course has changed.
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import nbformat
 from nbclient import NotebookClient
 from nbformat import NotebookNode
+from nbformat.v4 import new_code_cell
 
 from course_tools import ROOT
-from course_tools.site.live_parts import SITE, places
+from course_tools.site.live_parts import SITE, Places, places
 from course_utils import Network
 from course_utils.network.trace import Trace
 from course_utils.pictures.style import rounded
@@ -30,6 +31,7 @@ FIRST_CELL = """\
 from dataclasses import replace
 from course_tools.site.record import keep, keep_challenge"""
 Json = dict[str, Any]
+NAMES_A_PLACE = "%env SITE_PLACE="  # begins the cells that write a place
 KEPT = ("kind", "bytes", "peer", "tag", "root", "op", "group", "group_name", "blocking", "parts")
 
 
@@ -50,14 +52,18 @@ def keep(
         if takes_a_name:
             compute_of_run = partial(_with_name, compute, name)
         recordings[name] = compact(trace, compute_of_run)
+    choices = _choices_of(runs)
     if algorithms:
         choices = {algorithm: ["", algorithm] for algorithm in algorithms}
-    else:
-        choices = {name: [name, None] for name in runs}
     case = {"runs": "all", "network": described(network)}
     if compute is None:
         case["unit_us"] = _tenth_of_the_longest(runs, network)
     _write(choices, {"": case}, {"all": recordings})
+
+
+def _choices_of(runs: Iterable[str]) -> Json:
+    """What a reader chooses between: these runs, each as it was recorded."""
+    return {name: [name, None] for name in runs}
 
 
 def _tenth_of_the_longest(runs: dict[str, Trace], network: Network) -> float:
@@ -86,20 +92,20 @@ def keep_challenge() -> None:
         if case.size and case.league == "flat":
             each_size_once.append(case)
     runs: dict[str, Json] = {}
-    cases_of_league: dict[str, Json] = {name: {} for name in LEAGUES}
+    sizes: dict[str, tuple[int, str]] = {}  # by run: how many ranks, and of which size
     for baseline, fn in BASELINES.items():
         attempt = tried(fn, cases=each_size_once)
         for world_size, case, trace in attempt.traces:
             run = f"{world_size} ranks, {case.size}"
-            runs_of_case = runs.setdefault(run, {})
-            runs_of_case[baseline] = compact(trace)
-            for name, cases in cases_of_league.items():
-                cases[f"{name}, {run}"] = _case_of_league(name, run, world_size, case.size)
-    all_leagues = {}
-    for cases in cases_of_league.values():
-        all_leagues |= cases
-    choices = {baseline: [baseline, None] for baseline in BASELINES}
-    _write(choices, all_leagues, runs)
+            sizes[run] = (world_size, case.size)
+            runs_of_size = runs.setdefault(run, {})
+            runs_of_size[baseline] = compact(trace)
+    cases = {}
+    for name in LEAGUES:
+        for run, (world_size, size) in sizes.items():
+            cases[f"{name}, {run}"] = _case_of_league(name, run, world_size, size)
+    choices = _choices_of(BASELINES)
+    _write(choices, cases, runs)
 
 
 def _case_of_league(name: str, run: str, world_size: int, size: str) -> Json:
@@ -125,18 +131,25 @@ def compact(trace: Trace, compute: Callable[[Event], float] | None = None) -> Js
     for rank in range(trace.world_size):
         numbers_of_rank = []
         for call in _calls(trace.of_rank(rank)):
+            call_json = json.dumps(call)
             next_number = len(numbers)
-            number = numbers.setdefault(json.dumps(call), next_number)
+            number = numbers.setdefault(call_json, next_number)
             numbers_of_rank.append(number)
         ranks.append(numbers_of_rank)
     calls = [json.loads(call) for call in numbers]
     tables: Json = {"calls": calls, "ranks": ranks}
     if compute:
-        tables["compute"] = []
-        for rank in range(trace.world_size):
-            times_us = [compute(event) for event in trace.of_rank(rank)]
-            tables["compute"].append(times_us)
+        tables["compute"] = _computed_us(trace, compute)
     return tables
+
+
+def _computed_us(trace: Trace, compute: Callable[[Event], float]) -> list[list[float]]:
+    """By rank, what it computes before each of its events."""
+    by_rank = []
+    for rank in range(trace.world_size):
+        times_us = [compute(event) for event in trace.of_rank(rank)]
+        by_rank.append(times_us)
+    return by_rank
 
 
 def _calls(events: Sequence[Event]) -> Iterator[Json]:
@@ -206,45 +219,42 @@ def _write(choices: Json, cases: Json, runs: Json) -> None:
     path = SITE / f"recordings/{name}.json"
     path.write_text(f"{text}\n", encoding="utf-8")
     size = path.stat().st_size
-    print(f"{path.relative_to(ROOT)}: {size:,} bytes")
+    path_in_course = path.relative_to(ROOT)
+    print(f"{path_in_course}: {size:,} bytes")
 
 
-def record(notebook: str, wanted: dict[str, dict[str, str]]) -> None:
+def record(notebook: str, wanted: Places) -> None:
     """Runs a notebook as far as the last of these places, and each place's code after its cell."""
-    path = ROOT / notebook
-    book = nbformat.read(path, as_version=4)
-    first_cell = nbformat.v4.new_code_cell(FIRST_CELL)
+    book = _with_cells_that_keep(notebook, wanted)
+    folder = (ROOT / notebook).parent
+    run_in_folder = {"metadata": {"path": str(folder)}}
+    client = NotebookClient(book, timeout=600, kernel_name="python3", resources=run_in_folder)
+    client.execute(env=os.environ | {"COURSE_LANG": "en"})
+    for cell in book.cells:
+        if cell.source.startswith(NAMES_A_PLACE):
+            _tell_what_it_printed(cell)
+
+
+def _with_cells_that_keep(notebook: str, wanted: Places) -> NotebookNode:
+    """The notebook that `record` runs: code as far as needed, and the cells that write places."""
+    book = nbformat.read(ROOT / notebook, as_version=4)
+    first_cell = new_code_cell(FIRST_CELL)
     cells = [first_cell]
-    keeping = []  # the cells that write a place
     left = dict(wanted)
     for cell in book.cells:
-        if cell.cell_type != "code" or not left:
+        if not left:
+            break
+        if cell.cell_type != "code":
             continue
         cells.append(cell)
-        for name, place in list(left.items()):
-            if place["after"] not in cell.source:
-                continue
-            del left[name]
-            keep_cell = _cell_that_keeps(name, place)
-            keeping.append(keep_cell)
-            cells.append(keep_cell)
+        for name, place in wanted.items():
+            if name in left and place["after"] in cell.source:
+                del left[name]
+                cell_that_keeps = new_code_cell(f"{NAMES_A_PLACE}{name}\n{place['code']}")
+                cells.append(cell_that_keeps)
     assert not left, f"{notebook} has no cell for {', '.join(left)}"
     book.cells = cells
-    client = NotebookClient(
-        book,
-        timeout=600,
-        kernel_name="python3",
-        resources={"metadata": {"path": str(path.parent)}},
-    )
-    client.execute(env=os.environ | {"COURSE_LANG": "en"})
-    for cell in keeping:
-        _tell_what_it_printed(cell)
-
-
-def _cell_that_keeps(name: str, place: dict[str, str]) -> NotebookNode:
-    """A cell with a place's code, after a line that says which place it is."""
-    code = f"%env SITE_PLACE={name}\n{place['code']}"
-    return nbformat.v4.new_code_cell(code)
+    return book
 
 
 def _tell_what_it_printed(cell: NotebookNode) -> None:
@@ -259,18 +269,25 @@ def _tell_what_it_printed(cell: NotebookNode) -> None:
 def main(names: Sequence[str]) -> None:
     """Records all places, or those that are named."""
     (SITE / "recordings").mkdir(exist_ok=True)
-    python_path = [str(ROOT)]
-    path_before = os.environ.get("PYTHONPATH")
-    if path_before:
-        python_path.append(path_before)
-    os.environ["PYTHONPATH"] = os.pathsep.join(python_path)
-    by_notebook: dict[str, dict[str, dict[str, str]]] = {}
+    _let_kernels_import_the_course()
+    by_notebook: dict[str, Places] = {}
     for name, place in places().items():
-        if not names or name in names:
-            places_of_notebook = by_notebook.setdefault(place["notebook"], {})
-            places_of_notebook[name] = place
+        if names and name not in names:
+            continue
+        notebook = place["notebook"]
+        places_of_notebook = by_notebook.setdefault(notebook, {})
+        places_of_notebook[name] = place
     for notebook, wanted in by_notebook.items():
         record(notebook, wanted)
+
+
+def _let_kernels_import_the_course() -> None:
+    """Puts the course in front of the path that kernels inherit."""
+    folders = [str(ROOT)]
+    path_before = os.environ.get("PYTHONPATH")
+    if path_before:
+        folders.append(path_before)
+    os.environ["PYTHONPATH"] = os.pathsep.join(folders)
 
 
 if __name__ == "__main__":

@@ -4,18 +4,34 @@ A number tells its own story: its digit says which chunk it is, and the places o
 numbers are in it. 4004 is chunk 4, with what ranks 0 and 3 brought. Chapter 03 chose it so.
 """
 
-import itertools
+import copy
 import re
-from itertools import pairwise
+from collections.abc import Iterable
+from itertools import chain, pairwise
+from typing import NamedTuple
 
 from course_tools.site.svg import Theme, element, rectangle, words_at
 
-States = list[list[list[int]]]  # after how many steps, by which rank, in which chunk
-START_S, STEP_S, MOVE_S, END_S = 0.6, 1.3, 0.8, 1.6
-SQUARE, PITCH = 58, 66  # pixels, of a square and from one to the next
-SMALL, SMALL_PITCH = 21, 23  # the same where nothing moves
+State = list[list[int]]  # a number by rank and chunk
+States = list[State]  # after each step; the first is before all of them
+NUMBERS_OF_STEP = re.compile(r"step \d+: ([\d, ]+)")  # in the figure's words
+
+# Where nothing moves, in pixels.
+SMALL = 21  # a square
+SMALL_PITCH = 23  # from one square to the next
+GRIDS_TOP = 62
+GRIDS_GAP = 18
+
+# Where chunks move, in pixels.
+SQUARE = 58
+PITCH = 66
 PLACES = ((114, 56), (490, 56), (490, 196), (114, 196))  # of ranks 0 to 3, around the ring
 ARROWS = ("M378 85H482", "M618 122V188", "M482 225H378", "M242 188V122")
+
+START_S = 0.6  # before the first step
+STEP_S = 1.3  # from one step to the next
+MOVE_S = 0.8  # of which chunks are on their way
+END_S = 1.6  # after the last step
 
 
 def read(figure: str) -> States:
@@ -24,59 +40,70 @@ def read(figure: str) -> States:
     Raises:
         ValueError: They are not those of a ring of which every step adds or replaces one chunk.
     """
+    no_ring = ValueError(f"this is no ring: {figure}")
     steps = []
-    for listed in re.findall(r"step \d+: ([\d, ]+)", figure):
-        numbers = listed.split(",")
-        steps.append([int(number) for number in numbers])
-    n = len(steps[0]) if steps else 0
-    states = [first_state(n)]
+    for listed in NUMBERS_OF_STEP.findall(figure):
+        numbers = map(int, listed.split(","))
+        steps.append(list(numbers))
+    if not steps:
+        raise no_ring
+    n = len(steps[0])
+    state = first_state(n)
+    states = [state]
     for step, numbers in enumerate(steps, start=1):
-        state = next_state(states[-1], numbers, step)
+        state = next_state(state, numbers, step)
         states.append(state)
-    at_last = itertools.chain(*states[-1])
-    smallest = min(at_last, default=0)
-    is_complete = shares(smallest) == n
-    if len(steps) != 2 * (n - 1) or not is_complete:
-        raise ValueError(f"this is no ring: {figure}")
+    smallest = min(chain(*state))
+    if shares(smallest) != n:
+        raise no_ring
+    if len(steps) != 2 * (n - 1):
+        raise no_ring
     return states
 
 
-def first_state(n: int) -> list[list[int]]:
+def first_state(n: int) -> State:
     """Returns what n ranks hold at first: of each chunk, their own number."""
     state = []
     for rank in range(n):
         place = 10**rank
-        digits = range(1, n + 1)
-        state.append([place * digit for digit in digits])
+        chunks = [place * digit for digit in range(1, n + 1)]
+        state.append(chunks)
     return state
 
 
-def next_state(before: list[list[int]], numbers: list[int], step: int) -> list[list[int]]:
+def next_state(before: State, numbers: list[int], step: int) -> State:
     """Returns what ranks hold after a step, in which each of them came to hold one new number."""
-    n = len(before)
-    state = [list(chunks) for chunks in before]
+    state = copy.deepcopy(before)
     for rank, number in enumerate(numbers):
         chunk = chunk_of(number)
-        possible = []
-        if chunk < n:
-            sender = before[rank - 1]
-            arrived = sender[chunk]
-            total = before[rank][chunk] + arrived
-            possible = [arrived, total]
+        possible = _possible_numbers(before, rank, chunk)
         if number not in possible:
             raise ValueError(f"rank {rank} cannot hold {number} after {step} steps")
         state[rank][chunk] = number
     return state
 
 
+def _possible_numbers(before: State, rank: int, chunk: int) -> list[int]:
+    """What a rank may come to hold in a chunk: the number that arrives, or the sum with its own."""
+    if chunk >= len(before):
+        return []
+    sender = before[rank - 1]
+    receiver = before[rank]
+    arrived = sender[chunk]
+    total = receiver[chunk] + arrived
+    return [arrived, total]
+
+
 def chunk_of(number: int) -> int:
     """Which chunk a number belongs to, by its digit."""
-    return int(max(str(number))) - 1
+    digit = max(str(number))
+    return int(digit) - 1
 
 
 def shares(number: int) -> int:
     """How many ranks' numbers are in it."""
-    return sum(digit != "0" for digit in str(number))
+    digits = str(number)
+    return len(digits) - digits.count("0")
 
 
 def words(states: States, summary: str) -> str:
@@ -89,97 +116,139 @@ def words(states: States, summary: str) -> str:
     )
 
 
-def square(number: int, n: int, x: float, y: float, size: float, theme: Theme) -> str:
-    """Returns a square with a stripe for each rank, filled where that rank's number is in.
+class Squares(NamedTuple):
+    """How the squares of a picture look, each of which shows a number."""
 
-    A stripe stands where its rank's digit does, so the last one is rank 0's.
-    """
-    fill = theme.complete if shares(number) == n else theme.part
-    has_digits = size >= SQUARE
-    width = size / n
-    baseline = y + size / 2 + 5
-    digit_style = {"fill": theme.ink, "text_anchor": "middle"}
-    parts = [rectangle(x, y, size, size, fill=theme.panel)]
-    digits = str(number).rjust(n)
-    for place, digit in enumerate(digits):
-        left = x + place * width
-        if digit not in " 0":
-            stripe = rectangle(left, y, width, size, fill=fill)
-            parts.append(stripe)
-        if digit != " " and has_digits:
-            middle = left + width / 2
-            written = words_at(middle, baseline, digit, **digit_style)
-            parts.append(written)
-    border = rectangle(x, y, size, size, fill="none", stroke=theme.border)
-    parts.append(border)
-    return "".join(parts)
+    size: float
+    n: int  # ranks
+    theme: Theme
+
+    def square(self, number: int, x: float, y: float) -> str:
+        """Returns a square with a stripe for each rank, filled where that rank's number is in.
+
+        A stripe stands where its rank's digit does, so the last one is rank 0's.
+        """
+        size = self.size
+        width = size / self.n
+        baseline = y + size / 2 + 5
+        theme = self.theme
+        fill = theme.part
+        if shares(number) == self.n:
+            fill = theme.complete
+        drawn = rectangle(x, y, size, size, fill=theme.panel)
+        digits = str(number).rjust(self.n)
+        for place, digit in enumerate(digits):
+            if digit == " ":
+                continue
+            left = x + place * width
+            if digit != "0":
+                drawn += rectangle(left, y, width, size, fill=fill)
+            if size >= SQUARE:  # there is room for digits
+                middle = left + width / 2
+                drawn += words_at(middle, baseline, digit, fill=theme.ink, text_anchor="middle")
+        drawn += rectangle(x, y, size, size, fill="none", stroke=theme.border)
+        return drawn
+
+    def outline(self, x: float, y: float) -> str:
+        """Returns the mark of a square that is new."""
+        line = {"fill": "none", "stroke": self.theme.ink, "stroke_width": 1.6}
+        return rectangle(x, y, self.size, self.size, rx=3, **line)
 
 
-def outline(x: float, y: float, size: float, theme: Theme) -> str:
-    """Returns the mark of a square that is new."""
-    return rectangle(x, y, size, size, rx=3, fill="none", stroke=theme.ink, stroke_width=1.6)
+class Ring:
+    """What both pictures have: states, colours, and squares of a size."""
+
+    def __init__(self, states: States, theme: Theme, size: float) -> None:
+        self.states = states
+        self.theme = theme
+        self.n = len(states[0])
+        self.squares = Squares(size, self.n, theme)
+
+    def rank_name(self, rank: int, x: float, y: float) -> str:
+        """Returns the name of a rank, which begins at x."""
+        return words_at(x, y, f"rank {rank}", fill=self.theme.ink)
+
+    def centred(self, x: float, y: float, text: str, **style: str) -> str:
+        """Returns a line of text around x."""
+        return words_at(x, y, text, **style, fill=self.theme.ink, text_anchor="middle")
+
+
+class StandingRing(Ring):
+    """A picture with a grid of squares for each step: a row for each rank."""
+
+    def __init__(self, states: States, theme: Theme) -> None:
+        super().__init__(states, theme, SMALL)
+        self.grid_size = self.n * SMALL_PITCH
+
+    def body(self) -> str:
+        """Returns all of it."""
+        drawn = ""
+        for rank in range(self.n):
+            baseline = self.top_of_row(rank) + SMALL / 2 + 4
+            drawn += self.rank_name(rank, 18, baseline)
+        for step in range(len(self.states)):
+            drawn += self.grid(step)
+        drawn += self.heading(1, "each rank adds what arrives")
+        drawn += self.heading(self.n, "each rank keeps what arrives")
+        return drawn
+
+    def heading(self, first_step: int, text: str) -> str:
+        """Returns what stands above the grids from a step on."""
+        x = self.left_of_grid(first_step)
+        return words_at(x, 26, text, fill=self.theme.faint)
+
+    def left_of_grid(self, step: int) -> float:
+        """Where the grid of a step begins."""
+        return 76 + step * (self.grid_size + GRIDS_GAP)
+
+    def top_of_row(self, rank: int) -> float:
+        """Where the squares of a rank begin."""
+        return GRIDS_TOP + rank * SMALL_PITCH
+
+    def grid(self, step: int) -> str:
+        """Returns all squares after a step, below a title."""
+        title = "at first"
+        if step > 0:
+            title = f"step {step}"
+        middle = self.left_of_grid(step) + self.grid_size / 2
+        drawn = self.centred(middle, GRIDS_TOP - 12, title)
+        for rank in range(self.n):
+            drawn += self.row(step, rank)
+        return drawn
+
+    def row(self, step: int, rank: int) -> str:
+        """Returns a rank's squares after a step, those that are new with a mark."""
+        step_before = max(0, step - 1)
+        before = self.states[step_before][rank]
+        after = self.states[step][rank]
+        x = self.left_of_grid(step)
+        y = self.top_of_row(rank)
+        drawn = ""
+        for old_number, number in zip(before, after, strict=True):
+            drawn += self.squares.square(number, x, y)
+            if number != old_number:
+                drawn += self.squares.outline(x, y)
+            x += SMALL_PITCH
+        return drawn
 
 
 def steps(states: States, theme: Theme) -> tuple[float, str]:
     """Returns the height and the body of a picture with a grid for each step."""
-    n = len(states[0])
-    top = 62
-    parts = []
-    for rank in range(n):
-        baseline = top + rank * SMALL_PITCH + SMALL / 2 + 4
-        label = words_at(18, baseline, f"rank {rank}", fill=theme.ink)
-        parts.append(label)
-    for step in range(len(states)):
-        grid_of_step = grid(states, step, top, theme)
-        parts.append(grid_of_step)
-    for first_step, does in ((1, "adds"), (n, "keeps")):
-        x = left_of_grid(first_step, n)
-        heading = words_at(x, 26, f"each rank {does} what arrives", fill=theme.faint)
-        parts.append(heading)
-    height = top + n * SMALL_PITCH + 20
-    return height, "".join(parts)
-
-
-def left_of_grid(step: int, n: int) -> float:
-    """Where the grid of a step begins."""
-    width = n * SMALL_PITCH
-    return 76 + step * (width + 18)
-
-
-def grid(states: States, step: int, top: float, theme: Theme) -> str:
-    """Returns all squares after a step, those that are new with a mark, below a title."""
-    n = len(states[0])
-    left = left_of_grid(step, n)
-    middle = left + n * SMALL_PITCH / 2
-    title = "at first"
-    before = states[0]
-    if step > 0:
-        title = f"step {step}"
-        before = states[step - 1]
-    title_style = {"fill": theme.ink, "text_anchor": "middle"}
-    parts = [words_at(middle, top - 12, title, **title_style)]
-    for rank, chunks in enumerate(states[step]):
-        y = top + rank * SMALL_PITCH
-        for chunk, number in enumerate(chunks):
-            x = left + chunk * SMALL_PITCH
-            parts.append(square(number, n, x, y, SMALL, theme))
-            is_new = number != before[rank][chunk]
-            if is_new:
-                parts.append(outline(x, y, SMALL, theme))
-    return "".join(parts)
+    ring = StandingRing(states, theme)
+    height = GRIDS_TOP + ring.grid_size + 20
+    return height, ring.body()
 
 
 class Clock:
     """Names of CSS animations that show something for a while, or move it."""
 
     def __init__(self, steps: int) -> None:
-        self.steps = steps
-        self.whole_s = START_S + steps * STEP_S + END_S
+        self.total_s = START_S + steps * STEP_S + END_S
         self.rules: dict[str, str] = {}
 
     def percent(self, second: float) -> float:
         """A moment as a share of the whole."""
-        share = second / self.whole_s
+        share = second / self.total_s
         return round(100 * share, 2)
 
     def leaves_s(self, step: int) -> float:
@@ -198,50 +267,64 @@ class Clock:
     def shown(self, from_s: float, to_s: float | None) -> str:
         """The class of what is seen from one moment to a later one, or to the end."""
         begin = self.percent(from_s)
-        end = "end" if to_s is None else f"{self.percent(to_s):g}"
-        name = f"s{begin:g}_{end}".replace(".", "p")
-        frames = [f"{begin:g}%{{opacity:1}}"]
+        frames = f"{begin:g}%{{opacity:1}}"
         if begin > 0:
-            frames.insert(0, "0%{opacity:0}")
-        if to_s is not None:
-            frames.append(f"{end}%,100%{{opacity:0}}")
-        self._add_rule(name, frames)
-        return name
+            frames = f"0%{{opacity:0}}{frames}"
+        if to_s is None:
+            name = f"s{begin:g}_end"
+        else:
+            end = self.percent(to_s)
+            name = f"s{begin:g}_{end:g}"
+            frames += f"{end:g}%,100%{{opacity:0}}"
+        return self._add_rule(name, frames)
+
+    def in_turn(self, begins_s: Iterable[float]) -> list[str]:
+        """The classes of what is seen in turn: each until the next begins, the last to the end."""
+        classes = []
+        for begin_s, end_s in pairwise([*begins_s, None]):
+            seen = self.shown(begin_s, end_s)
+            classes.append(seen)
+        return classes
 
     def moved(self, step: int, dx: float, dy: float) -> str:
         """The class of what moves during a step, and is seen only meanwhile."""
-        name = f"m{step}_{dx:g}_{dy:g}".replace("-", "n")
-        begin = self.percent(self.leaves_s(step))
-        end = self.percent(self.arrives_s(step))
+        begin_s = self.leaves_s(step)
+        end_s = self.arrives_s(step)
+        begin = self.percent(begin_s)
+        end = self.percent(end_s)
+        just_before_begin = f"{begin - 0.01:.2f}"
+        just_before_end = f"{end - 0.01:.2f}"
         at_first = "transform:none"
         at_last = f"transform:translate({dx:g}px,{dy:g}px)"
-        frames = [
-            f"0%,{begin - 0.01:.2f}%{{opacity:0;{at_first}}}",
-            f"{begin}%{{opacity:1;{at_first}}}",
-            f"{end - 0.01:.2f}%{{opacity:1;{at_last}}}",
-            f"{end}%,100%{{opacity:0;{at_last}}}",
-        ]
-        self._add_rule(name, frames)
-        return name
+        frames = f"0%,{just_before_begin}%{{opacity:0;{at_first}}}"
+        frames += f"{begin}%{{opacity:1;{at_first}}}"
+        frames += f"{just_before_end}%{{opacity:1;{at_last}}}"
+        frames += f"{end}%,100%{{opacity:0;{at_last}}}"
+        return self._add_rule(f"m{step}_{dx:g}_{dy:g}", frames)
 
-    def _add_rule(self, name: str, frames: list[str]) -> None:
-        all_frames = "".join(frames)
-        self.rules[name] = f"@keyframes {name}{{{all_frames}}}"
+    def _add_rule(self, name: str, frames: str) -> str:
+        """Keeps the frames of an animation; returns its name as CSS can have it."""
+        name_in_css = name.replace(".", "p").replace("-", "n")
+        self.rules[name_in_css] = f"@keyframes {name_in_css}{{{frames}}}"
+        return name_in_css
 
     def style(self) -> str:
         """All rules; who asked for less motion sees the end, standing still."""
-        lines, hidden = [], []
+        lines = ["<style>"]
+        hidden = []
         for name, rule in self.rules.items():
-            timing = "ease-in-out" if name.startswith("m") else "step-end"
-            animation = f"{name} {self.whole_s:g}s {timing} infinite"
+            timing = "step-end"
+            if name.startswith("m"):
+                timing = "ease-in-out"
+            animation = f"{name} {self.total_s:g}s {timing} infinite"
             lines.append(f"{rule}.{name}{{animation:{animation}}}")
             if not name.endswith("_end"):
                 hidden.append(f".{name}")
         all_hidden = ",".join(hidden)
         still = f"*{{animation:none!important}}{all_hidden}{{opacity:0}}"
         lines.append(f"@media (prefers-reduced-motion: reduce){{{still}}}")
-        all_lines = "\n".join(lines)
-        return f"<style>\n{all_lines}\n</style>\n"
+        lines.append("</style>\n")
+        return "\n".join(lines)
 
 
 def changed_chunk(before: list[int], after: list[int]) -> int:
@@ -254,73 +337,64 @@ def changed_chunk(before: list[int], after: list[int]) -> int:
     return only_one
 
 
-class MovingRing:
+class MovingRing(Ring):
     """A picture in which chunks go around."""
 
     def __init__(self, states: States, theme: Theme) -> None:
-        self.states = states
-        self.theme = theme
-        self.n = len(states[0])
+        super().__init__(states, theme, SQUARE)
         self.steps = len(states) - 1
         self.clock = Clock(self.steps)
 
     def body(self, summary: str) -> str:
         """Returns all of it but the style."""
-        parts = self.arrows()
+        drawn = self.arrows()
         for rank in range(self.n):
-            parts += self.held_by(rank)
+            drawn += self.held_by(rank)
         for step in range(1, self.steps + 1):
             for rank in range(self.n):
-                chunk_on_its_way = self.travelling(step, rank)
-                parts.append(chunk_on_its_way)
-        parts += self.captions(summary)
-        return "".join(parts)
+                drawn += self.travelling(step, rank)
+        return drawn + self.captions(summary)
 
-    def arrows(self) -> list[str]:
+    def arrows(self) -> str:
         """Returns the way around, with a head at the end of each arrow."""
         colour = self.theme.faint
         head = element("path", d="M0 0L8 4L0 8z", fill=colour)
         size = {"markerWidth": 8, "markerHeight": 8, "refX": 7, "refY": 4}
-        marker = element("marker", head, id="to", orient="auto", **size)
-        parts = [marker]
         line = {"stroke": colour, "stroke_dasharray": "4 5", "marker_end": "url(#to)"}
+        drawn = element("marker", head, id="to", orient="auto", **size)
         for path in ARROWS:
-            arrow = element("path", d=path, fill="none", **line)
-            parts.append(arrow)
-        return parts
+            drawn += element("path", d=path, fill="none", **line)
+        return drawn
 
-    def held_by(self, rank: int) -> list[str]:
+    def held_by(self, rank: int) -> str:
         """Returns a rank's name and its chunks, each in all of its states."""
         x, y = PLACES[rank]
         _, lowest_y = PLACES[-1]
         label_y = y - 10  # where no chunk passes
         if y == lowest_y:
             label_y = y + SQUARE + 20
-        label = words_at(x, label_y, f"rank {rank}", fill=self.theme.ink)
-        parts = [label]
+        drawn = self.rank_name(rank, x, label_y)
         for chunk in range(self.n):
             numbers = [state[rank][chunk] for state in self.states]
-            chunk_x = x + chunk * PITCH
-            parts += self.filled(numbers, chunk_x, y)
-        return parts
+            drawn += self.filled(numbers, x, y)
+            x += PITCH
+        return drawn
 
-    def filled(self, numbers: list[int], x: float, y: float) -> list[str]:
+    def filled(self, numbers: list[int], x: float, y: float) -> str:
         """Returns one square in each of its states, of which one at a time is seen."""
-        changes = [0]  # the steps after which it holds a new number
-        for step in range(1, len(numbers)):
-            if numbers[step] != numbers[step - 1]:
-                changes.append(step)
-        parts = []
-        for step, next_change in pairwise([*changes, None]):
-            from_s = self.clock.arrives_s(step)
-            until_s = None
-            if next_change is not None:
-                until_s = self.clock.arrives_s(next_change)
-            seen = self.clock.shown(from_s, until_s)
-            drawn = square(numbers[step], self.n, x, y, SQUARE, self.theme)
-            state = element("g", drawn, class_=seen)
-            parts.append(state)
-        return parts
+        shown = [numbers[0]]
+        begins_s = [0.0]
+        for step, (before, after) in enumerate(pairwise(numbers), start=1):
+            if before != after:
+                begin_s = self.clock.arrives_s(step)
+                shown.append(after)
+                begins_s.append(begin_s)
+        drawn = ""
+        classes = self.clock.in_turn(begins_s)
+        for number, seen in zip(shown, classes, strict=True):
+            square = self.squares.square(number, x, y)
+            drawn += element("g", square, class_=seen)
+        return drawn
 
     def travelling(self, step: int, rank: int) -> str:
         """Returns the chunk that a rank gets in a step, on its way from the rank before it."""
@@ -332,33 +406,31 @@ class MovingRing:
         chunk = changed_chunk(before[rank], after[rank])
         number = before[sender][chunk]
         x = from_x + chunk * PITCH
-        drawn = square(number, self.n, x, from_y, SQUARE, self.theme)
-        drawn += outline(x, from_y, SQUARE, self.theme)
+        drawn = self.squares.square(number, x, from_y)
+        drawn += self.squares.outline(x, from_y)
         dx = to_x - from_x
         dy = to_y - from_y
         movement = self.clock.moved(step, dx, dy)
         return element("g", drawn, class_=movement)
 
-    def captions(self, summary: str) -> list[str]:
+    def captions(self, summary: str) -> str:
         """Returns the line below, which changes with the steps."""
         # By the second in which each of them comes.
         texts = {0.0: "Four ranks, four chunks each: every rank needs all four sums."}
         for step in range(1, self.steps + 1):
-            does = "adds" if step < self.n else "keeps"
+            verb = "adds" if step < self.n else "keeps"
             begin_s = self.clock.leaves_s(step)
             texts[begin_s] = (
-                f"Step {step} of {self.steps}: each rank {does} the chunk that arrives."
+                f"Step {step} of {self.steps}: each rank {verb} the chunk that arrives."
             )
         last_arrival_s = self.clock.arrives_s(self.steps)
         summary_s = last_arrival_s + STEP_S - MOVE_S
         texts[summary_s] = summary
-        style = {"fill": self.theme.ink, "text_anchor": "middle"}
-        parts = []
-        for begin_s, end_s in pairwise([*texts, None]):
-            seen = self.clock.shown(begin_s, end_s)
-            caption = words_at(430, 322, texts[begin_s], class_=seen, **style)
-            parts.append(caption)
-        return parts
+        drawn = ""
+        classes = self.clock.in_turn(texts)
+        for text, seen in zip(texts.values(), classes, strict=True):
+            drawn += self.centred(430, 322, text, class_=seen)
+        return drawn
 
 
 def moving(states: States, summary: str, theme: Theme) -> tuple[float, str, str]:

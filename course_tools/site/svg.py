@@ -21,15 +21,33 @@ class Theme(NamedTuple):
 
 
 LIGHT = Theme(
-    page="#ffffff", panel="#f6f8fa", border="#d0d7de", ink="#1f2328", faint="#59636e",
-    keyword="#cf222e", text="#0a3069", number="#0550ae", name="#6639ba", verdict="#fff8c5",
-    part="#a9d1f2", complete="#8fd9b6",
-)  # fmt: skip
+    page="#ffffff",
+    panel="#f6f8fa",
+    border="#d0d7de",
+    ink="#1f2328",
+    faint="#59636e",
+    keyword="#cf222e",
+    text="#0a3069",
+    number="#0550ae",
+    name="#6639ba",
+    verdict="#fff8c5",
+    part="#a9d1f2",
+    complete="#8fd9b6",
+)
 DARK = Theme(
-    page="#0d1117", panel="#161b22", border="#3d444d", ink="#e6edf3", faint="#9198a1",
-    keyword="#ff7b72", text="#a5d6ff", number="#79c0ff", name="#d2a8ff", verdict="#3b2e07",
-    part="#1d4f7c", complete="#1c6b4a",
-)  # fmt: skip
+    page="#0d1117",
+    panel="#161b22",
+    border="#3d444d",
+    ink="#e6edf3",
+    faint="#9198a1",
+    keyword="#ff7b72",
+    text="#a5d6ff",
+    number="#79c0ff",
+    name="#d2a8ff",
+    verdict="#3b2e07",
+    part="#1d4f7c",
+    complete="#1c6b4a",
+)
 THEMES = {"light": LIGHT, "dark": DARK}
 
 
@@ -38,8 +56,9 @@ def element(tag: str, content: str = "", **attributes: str | float) -> str:
     opening = tag
     for name, value in attributes.items():
         name_in_svg = name.strip("_").replace("_", "-")
-        shown = value if isinstance(value, str) else f"{value:g}"
-        opening += f' {name_in_svg}="{shown}"'
+        if not isinstance(value, str):
+            value = f"{value:g}"
+        opening += f' {name_in_svg}="{value}"'
     if content:
         return f"<{opening}>{content}</{tag}>\n"
     return f"<{opening}/>\n"

@@ -24,10 +24,9 @@ from course_tools.commands import parser_of
 from course_tools.i18n import site_languages
 from course_tools.i18n.site_languages import Tongue
 from course_tools.site import live_parts, llms, pages, plans
-from course_tools.site.live_parts import Place
+from course_tools.site.live_parts import SITE, Place, site_text
 from course_tools.site.pages import Site
 
-SITE = ROOT / "source/site"
 PARTS = Path(os.environ.get("COURSE_SITE_PARTS", ROOT / ".venv/site"))
 
 
@@ -72,14 +71,14 @@ def begin(to: Path, tongue: Tongue) -> None:
     worker = static / "worker.js"
     script = worker.read_text(encoding="utf-8")
     script = script.replace("WHEEL", live_parts.WHEEL)
-    worker.write_text(script)
+    worker.write_text(script, encoding="utf-8")
 
     say = static / "say.js"
     script = say.read_text(encoding="utf-8")
     script = site_languages.for_scripts(tongue, script)
     say.write_text(script, encoding="utf-8")
 
-    settings = (SITE / "conf.py").read_text(encoding="utf-8")
+    settings = site_text("conf.py")
     settings = f'TONGUE = "{tongue.code}"\n{settings}'
     (to / "conf.py").write_text(settings, encoding="utf-8")
 
@@ -92,8 +91,8 @@ def live_places(to: Path) -> dict[str, Place]:
     packed = live_parts.wheel(live / live_parts.WHEEL)
     entries = live_parts.places()
     recordings = live_parts.recordings()
-    no_settings: dict[str, Any] = {}
-    unmoved = live_parts.redrawn(packed, [(name, no_settings) for name in recordings])
+    without_settings = [(name, {}) for name in recordings]
+    unmoved = live_parts.redrawn(packed, without_settings)
     places = {}
     for (name, recording), drawn_json in zip(recordings.items(), unmoved, strict=True):
         path = folder / f"{name}.json"
@@ -112,8 +111,7 @@ def remembered(highlight: Callable[..., str]) -> Callable[..., str]:
     def again(self: Any, source: str, lang: str, location: Any = None, **options: Any) -> str:
         key = repr((source, lang, options))
         if key not in known:
-            markup = highlight(self, source, lang, location=location, **options)
-            known[key] = markup
+            known[key] = highlight(self, source, lang, location=location, **options)
         return known[key]
 
     again.known = known
@@ -126,14 +124,18 @@ def built(folder: Path, source: str, to: str) -> int:
     from sphinx.highlighting import PygmentsBridge
     from sphinx.search.en import SearchEnglish
 
-    if not hasattr(SearchEnglish.stem, "cache_info"):  # Sphinx forgets stems after each page
+    # Sphinx forgets stems after each page.
+    is_remembered = hasattr(SearchEnglish.stem, "cache_info")
+    if not is_remembered:
         SearchEnglish.stem = functools.cache(SearchEnglish.stem)
     PygmentsBridge.highlight_block = remembered(PygmentsBridge.highlight_block)
     cache = folder / f"cache-{source}"
     pages_folder = folder / source
     html_folder = folder / to
-    options = ["-q", "-W", "--keep-going", "-d", str(cache)]
-    return sphinx([*options, str(pages_folder), str(html_folder)])
+    arguments = ["-q", "-W", "--keep-going"]
+    arguments += ["-d", str(cache)]
+    arguments += [str(pages_folder), str(html_folder)]
+    return sphinx(arguments)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -145,12 +147,16 @@ def main(argv: list[str] | None = None) -> int:
     site = stage(english_pages, args.parts, args.repository, args.pdf)
     stage_chinese(chinese_pages, site)
     faults = built(args.to, english_pages.name, "html")
-    faults = faults or built(args.to, chinese_pages.name, "html/zh")
-    if args.pdf and not faults:
+    if faults:
+        return faults
+    faults = built(args.to, chinese_pages.name, "html/zh")
+    if faults:
+        return faults
+    if args.pdf:
         from course_tools.site.pdf import printed
 
         printed(args.to)
-    return faults
+    return 0
 
 
 def command_line() -> argparse.ArgumentParser:

@@ -8,6 +8,7 @@ cell is: `deck` has the rule. reveal.js comes from npm, once; slides ask no othe
 anything, and nothing is written into the course. S opens the notes, which are the chapter's text.
 """
 
+import argparse
 import html
 import os
 import shutil
@@ -51,7 +52,9 @@ def page(chapter: Path, to: Path, tongue: Tongue) -> None:
     columns = []
     deck = Deck(notebook.cells, tongue.say)
     for part in deck.parts:
-        slides = "".join(slide.html() for slide in part)
+        slides = ""
+        for slide in part:
+            slides += slide.html()
         columns.append(f"<section>{slides}</section>")
     facts = course_map.facts(notebook)
     fields = {
@@ -60,9 +63,10 @@ def page(chapter: Path, to: Path, tongue: Tongue) -> None:
         "colours": COLOURS.get_style_defs("pre"),
         "slides": "\n".join(columns),
     }
-    shape = Template(SHAPE.read_text(encoding="utf-8"))
-    text = shape.substitute(fields)
-    (to / f"{chapter.stem}.html").write_text(text, encoding="utf-8")
+    shape = SHAPE.read_text(encoding="utf-8")
+    text = Template(shape).substitute(fields)
+    path = to / f"{chapter.stem}.html"
+    path.write_text(text, encoding="utf-8")
 
 
 def index(chapters: dict[Path, NotebookNode], to: Path) -> str:
@@ -70,32 +74,43 @@ def index(chapters: dict[Path, NotebookNode], to: Path) -> str:
     items = ""
     for path, notebook in chapters.items():
         page_name = f"{path.stem}.html"
-        if (to / page_name).exists():
-            facts = course_map.facts(notebook)
-            title = html.escape(facts["title"])
-            items += f'<li>{path.name[:2]} <a href="{page_name}">{title}</a></li>'
+        slides = to / page_name
+        if not slides.exists():
+            continue
+        number = path.stem[:2]
+        facts = course_map.facts(notebook)
+        title = html.escape(facts["title"])
+        items += f'<li>{number} <a href="{page_name}">{title}</a></li>'
     return f'<!doctype html><meta charset="utf-8"><title>Slides</title><ul>{items}</ul>'
 
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line."""
-    parser = parser_of(__doc__)
-    parser.add_argument("--to", type=Path, required=True, help="a folder for them")
-    parser.add_argument("--parts", type=Path, default=kept(), help="where reveal.js is kept")
-    parser.add_argument("chapters", nargs="*", help="such as 03; all if there are none")
-    args = parser.parse_args(argv)
-    language = copies.language()
-    to = args.to.expanduser() / language
+    args = command_line().parse_args(argv)
     reveal = npm.fetched(args.parts, REVEAL, INTEGRITY, NEEDED)
     if not reveal:
         print("slides need reveal.js, which npm brings once", file=sys.stderr)
         return 1
-    (to / "_static/pictures").mkdir(parents=True, exist_ok=True)
-    shutil.copytree(reveal, to / "_static/reveal", dirs_exist_ok=True)
-    tongue = site_languages.in_chinese() if language else site_languages.english()
+    tongue = site_languages.english()
+    language = copies.language()
+    if language:
+        tongue = site_languages.in_chinese()
+    to = args.to.expanduser() / language
+    static = to / "_static"
+    (static / "pictures").mkdir(parents=True, exist_ok=True)
+    shutil.copytree(reveal, static / "reveal", dirs_exist_ok=True)
     write(to, tongue, args.chapters)
     print(f"Open {to / 'index.html'} in a browser; the key S shows the notes.")
     return 0
+
+
+def command_line() -> argparse.ArgumentParser:
+    """What can be asked of this command."""
+    parser = parser_of(__doc__)
+    parser.add_argument("--to", type=Path, required=True, help="a folder for them")
+    parser.add_argument("--parts", type=Path, default=kept(), help="where reveal.js is kept")
+    parser.add_argument("chapters", nargs="*", help="such as 03; all if there are none")
+    return parser
 
 
 def write(to: Path, tongue: Tongue, numbers: list[str]) -> None:
@@ -103,7 +118,8 @@ def write(to: Path, tongue: Tongue, numbers: list[str]) -> None:
     as_read = course_map.Tongue(tongue.read, str)
     chapters = course_map.chapters(tongue=as_read)
     for path in chapters:
-        if not numbers or path.name[:2] in numbers:
+        number = path.stem[:2]
+        if not numbers or number in numbers:
             page(path, to, tongue)
     text = index(chapters, to)
     (to / "index.html").write_text(text, encoding="utf-8")

@@ -17,16 +17,28 @@ from course_tools.slides.markup import (
     MOST,
     Piece,
     Slide,
+    code_listing,
+    in_brief,
     in_sight,
-    listing,
     measured,
+    output_listing,
     outputs,
     stresses,
     vote,
     words,
 )
 
-BLOCK = r"(?s)<details>.*?</details>|```.*?\n```|(?:(?!<details>|```)\S).*?(?=\n\n|\n<details>|\Z)"
+BLOCK = re.compile(
+    r"""
+    <details>.*?</details>  # an answer or a hint
+    | ```.*?\n```  # a listing
+    | (?!<details>|```) \S .*? (?=\n\n|\n<details>|\Z)  # a heading, a paragraph, a list or a table
+    """,
+    re.DOTALL | re.VERBOSE,
+)
+HEADING = re.compile(r"(#+) (.*)")
+NOT_SHOWN = re.compile(r"\Aimport |\Afrom |^predict\(\)", re.MULTILINE)  # code
+MEASURED = re.compile(r"^\w+\.measured\(.*\)\n?", re.MULTILINE)  # answers a prediction
 PICTURE_PX = 330
 # What begins a question for neighbours, and one for all, in either language.
 DISCUSS = re.compile(r"\*\*(?:Check yourself\.|自测。)\*\* ?")
@@ -38,6 +50,7 @@ class Deck:
 
     def __init__(self, cells: Iterable[NotebookNode], say: Say = str) -> None:
         self.say = say
+        self.discuss = say("Discuss")  # the label of a question for neighbours
         self.setting = ""  # the last paragraph, which a question may be about
         self.waiting: list[str] = []  # paragraphs that no slide shows yet
         self.subject: Slide | None = None  # of the next paragraph: an output, or a question
@@ -47,17 +60,21 @@ class Deck:
         self.questions: dict[int, list[Question]] = {}  # by the id of the cell that asks
         first, *cells = cells
         self.show_title(first)
-        for cell, question in questions(cells):
-            self.numbers[question.text] = question.number
-            questions_of_cell = self.questions.setdefault(id(cell), [])
-            questions_of_cell.append(question)
+        self.find_questions(cells)
         for cell in cells:
             self.read_cell(cell)
         self.end()
 
+    def find_questions(self, cells: list[NotebookNode]) -> None:
+        """Takes in which cells ask for predictions."""
+        for cell, question in questions(cells):
+            self.numbers[question.text] = question.number
+            questions_of_cell = self.questions.setdefault(id(cell), [])
+            questions_of_cell.append(question)
+
     def show_title(self, cell: NotebookNode) -> None:
         """The first slide: the title, and the three paragraphs below it."""
-        title, *blocks = re.findall(BLOCK, cell.source)
+        title, *blocks = BLOCK.findall(cell.source)
         self.title = title.removeprefix("# ")
         pieces = [words(block) for block in blocks[:3]]
         slide = self.show(*pieces)
@@ -65,28 +82,29 @@ class Deck:
 
     def read_cell(self, cell: NotebookNode) -> None:
         """Shows a cell, unless it imports, checks, or asks how predictions went."""
+        questions_of_cell = self.questions.get(id(cell))
         if cell.cell_type == "markdown":
             self.read(cell.source)
-        elif id(cell) in self.questions:
-            for question in self.questions[id(cell)]:
+        elif questions_of_cell:
+            for question in questions_of_cell:
                 self.vote(question)
         elif cell.source.startswith("check("):
             self.open = None
-        elif not re.search(r"(?m)\Aimport |\Afrom |^predict\(\)", cell.source):
+        elif not NOT_SHOWN.search(cell.source):
             self.run(cell)
 
     def read(self, text: str) -> None:
         """Headings begin slides; paragraphs wait for the next code, or speak of the last output."""
-        for block in re.findall(BLOCK, text):
+        for block in BLOCK.findall(text):
             if not block.startswith(("#", "<")):
                 self.setting = block
-            heading = re.match(r"(#+) (.*)", block)
+            heading = HEADING.match(block)
             if heading:
                 self.heading(*heading.groups())
             elif DISCUSS.search(block):
                 self.end()
-                question = words(DISCUSS.sub("", block))
-                self.subject = self.show(question, label=self.say("Discuss"))
+                question = DISCUSS.sub("", block)
+                self.subject = self.show(words(question), label=self.discuss)
             elif block.startswith("<details>"):
                 self.folded(block)
             elif self.subject:
@@ -107,28 +125,30 @@ class Deck:
         slide = slides[-1]
         plain = re.sub(r"</?(details|summary)>", "", block)
         slide.notes.append(plain)
-        if slide.label == self.say("Discuss"):
+        if slide.label == self.discuss:
             answer = re.sub("^(Answer|答案)", "", plain)
             slide.add(words(answer, later=True))
             self.subject = None
 
     def about_subject(self, block: str) -> None:
         """A paragraph about an output, or more of a question that is discussed."""
-        self.subject.notes.append(block)
-        if self.subject.label == self.say("Discuss"):
-            self.subject.add(words(block))
+        slide = self.subject
+        slide.notes.append(block)
+        if slide.label == self.discuss:
+            slide.add(words(block))
             return
-        brief = in_sight(block)
-        self.subject.add(words(brief, later=True))
+        slide.add(in_brief(block, later=True))
         self.subject = None
 
     def show(self, *pieces: Piece, label: str = "") -> Slide:
         """A new slide, with the last of the words that wait."""
-        last = self.waiting.pop() if self.waiting else ""
+        last = ""
+        if self.waiting:
+            last = self.waiting.pop()
         slide = Slide(self.title, label, notes=self.flush())
         if last:
             slide.notes.append(last)
-            slide.add(words(in_sight(last)))
+            slide.add(in_brief(last))
         for piece in pieces:
             slide.add(piece)
         self.parts[-1].append(slide)
@@ -144,21 +164,26 @@ class Deck:
             return blocks
         slide = None
         for block in blocks:
-            piece = words(in_sight(block))
-            if not slide or not slide.add(piece):
-                slide = self.show(piece)
+            slide = self.add_or_show(slide, in_brief(block))
             slide.notes.append(block)
         return []
+
+    def add_or_show(self, slide: Slide | None, piece: Piece) -> Slide:
+        """Adds a piece to a slide, or shows a new one if there is none with room; returns it."""
+        if slide and slide.add(piece):
+            return slide
+        return self.show(piece)
 
     def end(self) -> None:
         """Words that stress nothing go to the notes of the last slide, if there is one."""
         left = self.flush()
         slides = self.parts[-1]
         if left and not slides:
-            pieces = [words(in_sight(block)) for block in left]
+            pieces = [in_brief(block) for block in left]
             self.show(*pieces)
         if left:
-            slides[-1].notes += left
+            last_slide = slides[-1]
+            last_slide.notes += left
         self.subject = None
         self.open = None
 
@@ -172,30 +197,31 @@ class Deck:
             self.waiting.pop()
         without_mark = PREDICT.sub("", subject)
         ballot = vote(question, self.say("Write it down first."))
-        slide = self.show(words(without_mark), ballot, label=self.say("Vote"))
+        label = self.say("Vote")
+        slide = self.show(words(without_mark), ballot, label=label)
         slide.notes.append(self.setting)
 
     def run(self, cell: NotebookNode) -> None:
         """Code if it is in sight, each picture on its own, and what was printed."""
         slide = None
         pictures, text, answers = outputs(cell)
-        code = re.sub(r"(?m)^\w+\.measured\(.*\)\n?", "", cell.source).strip()
+        code = MEASURED.sub("", cell.source).strip()
         jupyter = cell.metadata.get("jupyter", {})
-        if code and not jupyter.get("source_hidden"):
+        is_folded = jupyter.get("source_hidden", False)
+        if code and not is_folded:
             slide = self.code(code)
         for picture, caption in pictures:
-            slide = self.show(Piece(picture, PICTURE_PX))
+            piece = Piece(picture, PICTURE_PX)
+            slide = self.show(piece)
             slide.notes.append(caption)
-        pieces = []
         if text:
-            pieces.append(listing(text, "output"))
+            printed = output_listing(text)
+            slide = self.add_or_show(slide, printed)
         for line in answers:
             number = self.number_of(line)
-            pieces.append(measured(number, line))
-        for piece in pieces:
-            if not slide or not slide.add(piece):
-                slide = self.show(piece)
-        if not pieces and not pictures:
+            answer = measured(number, line)
+            slide = self.add_or_show(slide, answer)
+        if not (pictures or text or answers):
             return
         if text.count("\n") >= MOST:  # the slide has not all of it
             slide.notes.append(f"```\n{text}\n```")
@@ -204,17 +230,22 @@ class Deck:
 
     def number_of(self, line: str) -> int:
         """The number of the question that a line answers."""
-        asked = [text for text in self.numbers if line.startswith(f"{text}: ")]
-        (text,) = asked
-        return self.numbers[text]
+        matching = []
+        for text, number in self.numbers.items():
+            if line.startswith(f"{text}: "):
+                matching.append(number)
+        (only_match,) = matching
+        return only_match
 
     def code(self, code: str) -> Slide:
         """A slide with code, or more code on the one before."""
         with_less_room = re.sub(r"\n{3,}", "\n\n", code)
-        piece = listing(with_less_room, "code")
+        piece = code_listing(with_less_room)
         goes_on = self.open and not self.waiting
-        if not goes_on or not self.open.add(piece):
-            is_stub = "raise NotImplementedError" in code
-            label = self.say("In pairs") if is_stub else ""
-            self.open = self.show(piece, label=label)
+        if goes_on and self.open.add(piece):
+            return self.open
+        label = ""
+        if "raise NotImplementedError" in code:  # an exercise
+            label = self.say("In pairs")
+        self.open = self.show(piece, label=label)
         return self.open

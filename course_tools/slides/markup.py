@@ -11,17 +11,30 @@ from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
 
+from course_tools.notebooks.cells import ANSI
 from course_tools.notebooks.predictions import Question
 
 COLOURS = HtmlFormatter(style="friendly", nowrap=True)
 WHOLE = re.compile(r"[-|>]|\d\.|```")  # lists, tables, quotations, listings
-ROOM_PX, GAP_PX = 590, 18  # below the heading; between two pieces
-LINE_PX, COLUMNS = 40, 70  # a line of words, and how wide it is
+ROOM_PX = 590  # below the heading
+GAP_PX = 18  # between two pieces
+LINE_PX = 40  # a line of words
+COLUMNS = 70  # how wide it is
 LISTING_PX = 1120  # how wide a listing is
-SENTENCE = r"((?<=[.?!])[*`)\"]*\s+|(?<=[。？！])[*`）”]*)"
-ENDS = r"(\s|[。？！][*`）”]*)$"
+BETWEEN_SENTENCES = re.compile(
+    r"""(
+    (?<=[.?!]) [*`)"]* \s+  # after a mark, what closes behind it and a space
+    | (?<=[。？！]) [*`）”]*  # Chinese has no space there
+    )""",
+    re.VERBOSE,
+)
+ENDS = re.compile(r"(\s|[。？！][*`）”]*)$")
+WIDE = re.compile(r"[\u3000-\u9fff\uff00-\uffef]")  # Chinese
+LINK_INSIDE = re.compile(r"\[([^]]+)\]\((?!http)[^)]*\)")
 MOST = 14  # lines of output
-NOBODY = r" \(no prediction\)"
+# A line that answers a prediction, where nobody has made one.
+ANSWER = re.compile(r"^(.*) \(no prediction\)$", re.MULTILINE)
+ANSWER_WITH_LINE_END = re.compile(r"^.* \(no prediction\)\n?", re.MULTILINE)
 markdown = mistune.create_markdown(escape=False, plugins=["table"])
 
 
@@ -60,9 +73,12 @@ class Slide:
 
     def html(self) -> str:
         """The slide as reveal.js reads it."""
-        label = f'<p class="label">{self.label}</p>' if self.label else ""
-        title_paragraph = words(self.title).markup.strip()
-        title = title_paragraph.removeprefix("<p>").removesuffix("</p>")
+        label = ""
+        if self.label:
+            label = f'<p class="label">{self.label}</p>'
+        title = words(self.title).markup.strip()
+        title = title.removeprefix("<p>")
+        title = title.removesuffix("</p>")
         shown = "".join(self.shown)
         notes = ""
         for note in dict.fromkeys(self.notes):
@@ -78,7 +94,7 @@ def in_sight(text: str) -> str:
     if WHOLE.match(text):
         return text
     sentences = [""]
-    for piece in re.split(SENTENCE, text):
+    for piece in BETWEEN_SENTENCES.split(text):
         sentences[-1] += piece
         if _is_sentence(sentences[-1]):
             sentences.append("")
@@ -98,35 +114,44 @@ def _is_sentence(text: str) -> bool:
     """Whether a text ends one: its marks and brackets are closed, and it is no abbreviation."""
     if columns(text) <= 35:
         return False
-    opening, closing = text.count("("), text.count(")")
-    stars, ticks = text.count("*"), text.count("`")
-    if opening != closing or stars % 2 or ticks % 2:
+    if text.count("(") != text.count(")"):
         return False
-    return re.search(ENDS, text) is not None
+    for mark in "*`":
+        is_open = text.count(mark) % 2 == 1
+        if is_open:
+            return False
+    return ENDS.search(text) is not None
 
 
 def columns(line: str) -> int:
     """How wide a line is: a Chinese sign is as wide as two letters."""
-    wide = re.findall(r"[\u3000-\u9fff\uff00-\uffef]", line)
-    return len(line) + len(wide)
+    wide_signs = WIDE.findall(line)
+    return len(line) + len(wide_signs)
 
 
 def words(text: str, later: bool = False) -> Piece:
     """Markdown; links inside the course, which lead nowhere from a slide, are plain words."""
-    text = re.sub(r"\[([^]]+)\]\((?!http)[^)]*\)", r"\1", text)
+    text = LINK_INSIDE.sub(r"\1", text)
     markup = markdown(text)
-    lines_on_slide = 0
+    height = 0
     for line in _lines(text):
-        lines_on_slide += 1 + columns(line) // COLUMNS
-    height = lines_on_slide * LINE_PX
+        further_lines = columns(line) // COLUMNS
+        height += LINE_PX * (1 + further_lines)
     if height > ROOM_PX:
-        shrunk = 28 * (ROOM_PX / height) ** 0.5
-        size = max(20, shrunk)
+        share = ROOM_PX / height
+        size = 28 * share**0.5  # smaller letters take less room in both directions
+        size = max(20, size)
         markup = f'<div class="much" style="font-size:{size:.0f}px">{markup}</div>'
         height = ROOM_PX
     if later:
         markup = f'<div class="fragment so">{markup}</div>'
     return Piece(markup, height)
+
+
+def in_brief(text: str, later: bool = False) -> Piece:
+    """What is in sight of a paragraph."""
+    sentences = in_sight(text)
+    return words(sentences, later)
 
 
 def _lines(text: str) -> list[str]:
@@ -142,33 +167,42 @@ def _lines(text: str) -> list[str]:
     return lines
 
 
-def listing(text: str, kind: str) -> Piece:
-    """Code or output in letters as large as its longest line allows; long output is cut."""
+def code_listing(text: str) -> Piece:
+    """Code with its colours."""
     lines = text.splitlines()
-    if kind == "output" and len(lines) > MOST:
+    shown_text = "\n".join(lines)
+    markup = highlight(shown_text, PythonLexer(), COLOURS)
+    return _listing(lines, "code", markup)
+
+
+def output_listing(text: str) -> Piece:
+    """Output, which is cut where it is long."""
+    lines = text.splitlines()
+    if len(lines) > MOST:
         first_lines = lines[: MOST - 1]
         lines = [*first_lines, "…"]
+    shown_text = "\n".join(lines)
+    markup = html.escape(shown_text)
+    return _listing(lines, "output fragment", markup)
+
+
+def _listing(lines: list[str], classes: str, markup: str) -> Piece:
+    """Lines, which `markup` has as HTML, in letters as large as the longest of them allows."""
     size = _letter_px(lines)
-    broken_lines = 0  # on the slide, where long lines are broken
+    lines_on_slide = len(lines)
     for line in lines:
         width_px = len(line) * size * 3 // 5
-        broken_lines += 1 + width_px // LISTING_PX
-    height = broken_lines * size * 4 // 3 + 20
-    shown_text = "\n".join(lines)
-    if kind == "code":
-        classes = kind
-        markup = highlight(shown_text, PythonLexer(), COLOURS)
-    else:
-        classes = f"{kind} fragment"
-        markup = html.escape(shown_text)
-    pre = f'<pre class="{classes}" style="font-size:{size}px">{markup.rstrip()}</pre>'
+        lines_on_slide += width_px // LISTING_PX  # a long line is broken
+    height = lines_on_slide * size * 4 // 3 + 20
+    markup = markup.rstrip()
+    pre = f'<pre class="{classes}" style="font-size:{size}px">{markup}</pre>'
     return Piece(pre, height)
 
 
 def _letter_px(lines: list[str]) -> int:
     """How large a letter may be, so that a listing fits in both directions."""
-    longest = max(len(line) for line in lines)
-    fits_across = 1850 // longest
+    longest_line = max(lines, key=len)
+    fits_across = 1850 // len(longest_line)
     fits_down = 390 // len(lines)
     size = min(24, fits_across, fits_down)
     return max(17, size)
@@ -180,7 +214,8 @@ def vote(question: Question, write: str) -> Piece:
     if question.choices:
         boxes = ""
         for choice in question.choices:
-            boxes += f"<li>{html.escape(choice)}</li>"
+            escaped = html.escape(choice)
+            boxes += f"<li>{escaped}</li>"
         answers = f'<ol class="choices">{boxes}</ol>'
     text = html.escape(question.text)
     asks = f"<b>{text} …</b>{answers}"
@@ -199,7 +234,9 @@ def measured(number: int, line: str) -> Piece:
 
 def outputs(cell: NotebookNode) -> Outputs:
     """A cell's outputs, sorted by what becomes of them."""
-    pictures, printed, raised = [], "", ""
+    pictures = []
+    printed = ""
+    raised = ""
     for output in cell.outputs:
         data = output.get("data", {})
         markup = data.get("text/html", "")
@@ -213,9 +250,7 @@ def outputs(cell: NotebookNode) -> Outputs:
             raised = "\n".join(output.traceback)
         elif not markup:
             printed += output.get("text") or data["text/plain"]
-    answers = re.findall(rf"(?m)^(.*){NOBODY}$", printed)
-    text = raised
-    if not text:
-        text = re.sub(rf"(?m)^.*{NOBODY}\n?", "", printed)
-    without_colours = re.sub(r"\x1b\[[\d;]*m", "", text)
-    return Outputs(pictures, without_colours.strip("\n"), answers)
+    answers = ANSWER.findall(printed)
+    text = raised or ANSWER_WITH_LINE_END.sub("", printed)
+    text = ANSI.sub("", text)
+    return Outputs(pictures, text.strip("\n"), answers)
