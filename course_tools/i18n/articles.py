@@ -17,9 +17,11 @@ from course_tools.notebooks import course_map
 from course_tools.texts import read_toml
 
 SENTENCES = "source/zh/articles.toml"
+HEADING = re.compile(r"^##+ (.*)$", re.MULTILINE)
+Texts = dict[str, str]  # by row, or by article
 
 
-def form_and_sentences(root: Path) -> tuple[str, dict[str, dict[str, str]]]:
+def form_and_sentences(root: Path) -> tuple[str, dict[str, Texts]]:
     """Returns a page's form, and its sentences by article and row; none without the sources."""
     path = root / SENTENCES
     if not path.exists():
@@ -36,7 +38,7 @@ def parts(notebook: NotebookNode) -> Iterator[tuple[str, str]]:
     for cell in notebook.cells:
         headings = []
         if cell.cell_type == "markdown":
-            headings = re.findall(r"^##+ (.*)$", cell.source, re.MULTILINE)
+            headings = HEADING.findall(cell.source)
         begins_with = None
         for heading in headings:
             anchor = catalogues.anchor(heading, anchors)
@@ -46,9 +48,9 @@ def parts(notebook: NotebookNode) -> Iterator[tuple[str, str]]:
         yield begins_with or current
 
 
-def places(root: Path) -> dict[str, str]:
+def places(root: Path) -> Texts:
     """Returns by row the links to the parts of notebooks whose cells do it, with their numbers."""
-    numbers: dict[str, dict[str, str]] = {}  # by row, and then by link
+    numbers: dict[str, Texts] = {}  # by row, and then by link
     for row, link, count in _rows_with_links(root):
         numbers_of_row = numbers.setdefault(row, {})
         numbers_of_row.setdefault(link, "")
@@ -63,7 +65,8 @@ def places(root: Path) -> dict[str, str]:
 
 def _rows_with_links(root: Path) -> Iterator[tuple[str, str, int]]:
     """Yields each row that a cell does, a link to the cell's part, and the cell's number (or 0)."""
-    notebooks = course_map.chapters(root) | course_map.labs(root)
+    notebooks = course_map.chapters(root)
+    notebooks |= course_map.labs(root)
     for path, english in notebooks.items():
         links = _links_of_cells(path, english, root)
         for cell, link in zip(english.cells, links, strict=True):
@@ -74,14 +77,16 @@ def _rows_with_links(root: Path) -> Iterator[tuple[str, str, int]]:
 def _links_of_cells(path: Path, english: NotebookNode, root: Path) -> Iterator[str]:
     """For each cell of a notebook a link to the part it is in, as the Chinese edition calls it."""
     number = path.name[:2]
-    label, book = f"实验 {number}", "exercises"
     if path.parent.name == "notebooks":
-        label, book = f"第 {number} 章", "notebooks"
-    anchors = [anchor for _, anchor in parts(english)]
+        label = f"第 {number} 章"
+        page = f"../notebooks/{path.name}"
+    else:
+        label = f"实验 {number}"
+        page = f"../exercises/{path.name}"
     in_chinese = chinese.in_memory(path, root)
-    headings = [heading for heading, _ in parts(in_chinese)]
-    for heading, anchor in zip(headings, anchors, strict=True):
-        yield f"{label} [{heading}](../{book}/{path.name}#{anchor})"
+    parts_in_both = zip(parts(english), parts(in_chinese), strict=True)
+    for (_, anchor), (heading, _) in parts_in_both:
+        yield f"{label} [{heading}]({page}#{anchor})"
 
 
 def pages(root: Path) -> Iterator[tuple[Path, str]]:
@@ -105,10 +110,10 @@ def pages(root: Path) -> Iterator[tuple[Path, str]]:
 def _page(
     form: str,
     letter: str,
-    article: dict[str, str],
-    sentences: dict[str, str],
-    titles: dict[str, str],
-    links: dict[str, str],
+    article: Texts,
+    sentences: Texts,
+    titles: Texts,
+    links: Texts,
     root: Path,
 ) -> str:
     """The page about one article.
@@ -122,7 +127,8 @@ def _page(
         links: To the cells that show a row, by row.
         root: The project's folder.
     """
-    rows, mends, others = [], [], []
+    rows = []
+    mends = []
     for row, english in article.items():
         if row == "title":
             continue
@@ -130,11 +136,10 @@ def _page(
         links_of_row = links.get(row)
         rows.append(f"| {row} | {in_chinese} | {links_of_row} |")
         if row in sentences:
-            brief = links_of_row
-            if brief and brief.count("；") >= 3:
-                brief = "见上表"
             mend = sentences[row].strip()
+            brief = _brief(links_of_row)
             mends.append(f"- **{row}。** {mend}（{brief}）")
+    others = []
     for other, title in titles.items():
         if other != letter:
             others.append(f"[《{title}》]({other}.md)")
@@ -147,10 +152,19 @@ def _page(
     )
 
 
+def _brief(links: str | None) -> str | None:
+    """The links of a row, or where they are many, where they stand."""
+    if links and links.count("；") >= 3:
+        return "见上表"
+    return links
+
+
 def faults(root: Path, terms: proofread.Terms) -> Iterator[str]:
     """Yields articles and rows that only one of the two files has, and slips of the Chinese."""
     _, sentences = form_and_sentences(root)
-    known = course_map.rows(root) if sentences else {}
+    known = {}
+    if sentences:
+        known = course_map.rows(root)
     letters_of_one_file = sentences.keys() ^ known.keys()
     for letter in sorted(letters_of_one_file):
         yield f"{SENTENCES}: {letter} is in one of the two files alone"
@@ -158,9 +172,9 @@ def faults(root: Path, terms: proofread.Terms) -> Iterator[str]:
         rows_of_article = known.get(letter, {})
         for row, text in sentences_of_article.items():
             message = Message(text, text)
-            slips = list(proofread.slips(message))
-            slips += proofread.terms_at_odds(terms, message)
-            if row != "teaches" and row not in rows_of_article:
+            slips = [*proofread.slips(message), *proofread.terms_at_odds(terms, message)]
+            is_row = row != "teaches"
+            if is_row and row not in rows_of_article:
                 slips.append("no such row")
             for slip in slips:
                 yield f"{SENTENCES}: {row}: {slip}"

@@ -19,7 +19,10 @@ from nbformat import NotebookNode
 BEGINS = re.compile(r"\s*(\||[-*] |1\. |<details>|#+ )")
 NUMBERED = re.compile(r"\s*\d+\. ")  # an item of a list only below an item; else just a number
 NO_PROSE = re.compile(r"`[^`]*`|<code>.*?</code>|<[^>]+>|\]\([^)]*\)|https?://\S+|&\w+;")
+TWO_LETTERS = re.compile(r"[A-Za-z]{2}")
 LINK = re.compile(r'(\]\(|href="|src=")(?!https?:|#|mailto:)([^)"#\s]+)')
+Id = str | tuple[str, str]  # a unit, or a message's forms for one and for many
+Entries = dict[str, Message]  # of a catalogue, by their keys
 ENGLISH = "english"  # the tag of a cell in which something has no translation yet
 COMMENT = "# A translation of {0}: see CONTRIBUTING.md."
 PARTLY_ENGLISH = "> 本章有 {missing} 段尚未译成中文，暂时显示英文原文。"
@@ -35,10 +38,10 @@ def units(text: str) -> list[str]:
         stripped = line.lstrip()
         is_fence = stripped.startswith("```")
         is_blank = not stripped
-        begins = is_fence or is_blank or bool(BEGINS.match(line))
+        begins = is_fence or is_blank or BEGINS.match(line)
         if parts and NUMBERED.match(line) and NUMBERED.match(parts[-1]):
             begins = True
-        goes_on = bool(parts) and not previous_ended and not begins
+        goes_on = parts and not previous_ended and not begins
         if inside_fence or goes_on:
             parts[-1] += "\n" + line
         else:
@@ -58,7 +61,7 @@ def is_prose(unit: str) -> bool:
     if ' alt="' in unit:  # it describes a picture
         return True
     without_code = NO_PROSE.sub("", unit)
-    return re.search(r"[A-Za-z]{2}", without_code) is not None
+    return TWO_LETTERS.search(without_code) is not None
 
 
 def key(unit: str) -> str:
@@ -87,10 +90,10 @@ def read(path: Path) -> Catalog:
     Raises:
         babel.messages.pofile.PoFileError: The file is no catalogue.
     """
-    if path.exists():
-        with path.open("rb") as file:
-            return read_po(file, abort_invalid=True, ignore_obsolete=True)
-    return empty()
+    if not path.exists():
+        return empty()
+    with path.open("rb") as file:
+        return read_po(file, abort_invalid=True, ignore_obsolete=True)
 
 
 def empty() -> Catalog:
@@ -110,9 +113,13 @@ def write(catalog: Catalog, path: Path, source: str) -> None:
         write_po(file, catalog, width=10**6, ignore_obsolete=True)
 
 
-def words(catalog: Catalog) -> dict[str, Message]:
+def words(catalog: Catalog) -> Entries:
     """Returns the entries by their keys."""
-    return {key(message.id): message for message in catalog if message.id}
+    entries = {}
+    for message in catalog:
+        if message.id:  # only the header has none
+            entries[key(message.id)] = message
+    return entries
 
 
 def take_up(catalog: Catalog, wanted: list[str]) -> Catalog:
@@ -133,11 +140,16 @@ def take_up(catalog: Catalog, wanted: list[str]) -> Catalog:
         message = old.get(key(unit))
         if not message:
             message = _resembling(unit, unused)
-        catalog.add(unit, message.string, flags=message.flags, user_comments=message.user_comments)
+        add(catalog, unit, message.string, message)
     return catalog
 
 
-def _resembling(unit: str, unused: dict[str, Message]) -> Message:
+def add(catalog: Catalog, unit: Id, chinese: str | tuple[str], entry: Message) -> None:
+    """Adds a unit with its translation, and with the flags and comments of another entry."""
+    catalog.add(unit, chinese, flags=entry.flags, user_comments=entry.user_comments)
+
+
+def _resembling(unit: str, unused: Entries) -> Message:
     """Takes the translation of similar English out of the unused ones; else an empty one."""
     similar = _closest(key(unit), unused)
     if similar is None:
@@ -152,18 +164,20 @@ def _closest(text: str, others: Iterable[str]) -> str | None:
     """The one of the others that shares most words with a text, if it shares half of them."""
     matcher = SequenceMatcher(None, autojunk=False)
     matcher.set_seq2(text.split())
-    closest, best_ratio = None, 0.5
+    closest = None
+    best_ratio = 0.5
     for other in others:
         matcher.set_seq1(other.split())
         if matcher.real_quick_ratio() <= best_ratio:  # an upper bound, which costs little
             continue
         ratio = matcher.ratio()
         if ratio > best_ratio:
-            closest, best_ratio = other, ratio
+            closest = other
+            best_ratio = ratio
     return closest
 
 
-def in_chinese(text: str, known: dict[str, Message]) -> tuple[str, int]:
+def in_chinese(text: str, known: Entries) -> tuple[str, int]:
     """Returns a text with every unit translated that somebody has, and how many are missing."""
     parts = units(text)
     missing = 0
@@ -178,7 +192,7 @@ def in_chinese(text: str, known: dict[str, Message]) -> tuple[str, int]:
     return "\n".join(parts), missing
 
 
-def as_far_as_known(text: str, known: dict[str, Message]) -> str:
+def as_far_as_known(text: str, known: Entries) -> str:
     """Returns a text in Chinese; what nobody has translated stays English."""
     translation, _ = in_chinese(text, known)
     return translation
@@ -189,7 +203,7 @@ def holds(message: Message | None) -> bool:
     return message is not None and bool(message.string) and not message.fuzzy
 
 
-def translated(notebook: NotebookNode, known: dict[str, Message]) -> NotebookNode:
+def translated(notebook: NotebookNode, known: Entries) -> NotebookNode:
     """Returns the notebook in Chinese; what is missing stays English, and its cells say so.
 
     The first cell tells the reader, the tag `english` tells a machine which cells they are.
@@ -205,9 +219,11 @@ def translated(notebook: NotebookNode, known: dict[str, Message]) -> NotebookNod
             tags = cell.metadata.get("tags", [])
             cell.metadata["tags"] = [*tags, ENGLISH]
     if missing:
-        is_all = missing == len(prose(notebook))
-        note = ALL_ENGLISH if is_all else PARTLY_ENGLISH
-        result.cells[0].source += f"\n\n{note.format(missing=missing)}"
+        note = PARTLY_ENGLISH.format(missing=missing)
+        if missing == len(prose(notebook)):
+            note = ALL_ENGLISH
+        first_cell = result.cells[0]
+        first_cell.source += f"\n\n{note}"
     return result
 
 

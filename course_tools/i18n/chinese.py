@@ -7,7 +7,6 @@ import functools
 from pathlib import Path
 
 import nbformat
-from babel.messages.catalog import Message
 from nbformat import NotebookNode
 
 from course_tools.i18n import catalogues
@@ -38,21 +37,23 @@ def _catalogue_name(original: Path, root: Path) -> str:
 
 
 @functools.cache
-def _known(catalogue: Path) -> dict[str, Message]:
+def _known(catalogue: Path) -> catalogues.Entries:
     """The entries of a catalogue by their keys, read once."""
-    return catalogues.words(catalogues.read(catalogue))
+    catalog = catalogues.read(catalogue)
+    return catalogues.words(catalog)
 
 
 def in_memory(original: Path, root: Path) -> NotebookNode:
     """Returns a notebook in Chinese, with links that hold where the English one lies."""
     english = nbformat.read(original, as_version=4)
-    known = _known(catalogue_of(original, root))
-    return catalogues.translated(english, known)
+    catalogue = catalogue_of(original, root)
+    return catalogues.translated(english, _known(catalogue))
 
 
 def document(original: Path, root: Path) -> str:
     """Returns a document in Chinese, with links that hold where the English one lies."""
-    known = _known(catalogue_of(original, root))
+    catalogue = catalogue_of(original, root)
+    known = _known(catalogue)
     say = functools.partial(catalogues.as_far_as_known, known=known)
     if original == root / DOCUMENTS[MAP]:  # made anew from the Chinese notebooks
         read = functools.partial(in_memory, root=root)

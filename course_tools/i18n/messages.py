@@ -15,14 +15,13 @@ from babel.messages.extract import extract_from_file
 from babel.messages.mofile import write_mo
 
 from course_tools.i18n import catalogues
+from course_tools.i18n.catalogues import Id
 
 NAME = "messages"
 CATALOGUE = f"source/zh/{NAME}.po"
 COMPILED = "course_utils/locale/zh_CN/LC_MESSAGES/course.mo"
 _PACKAGES = ("course_utils", "course_checks", "course_lessons", "course_testing")
 _MARKED_BY = {"_": None, "N_": None, "ngettext": (1, 2), "plural": (1, 2)}
-
-Id = str | tuple[str, str]  # a message, or its forms for one and for many
 
 
 def ids(root: Path) -> list[Id]:
@@ -50,19 +49,17 @@ def prose(root: Path) -> list[str]:
     return [text_of(message) for message in ids(root)]
 
 
-def known(catalog: Catalog) -> dict[str, Message]:
+def known(catalog: Catalog) -> catalogues.Entries:
     """Returns the entries by their keys, each with one English and one Chinese text."""
     entries = {}
     for message in catalog:
         if not message.id:  # the header
             continue
         english = text_of(message.id)
+        chinese = chinese_of(message)
         key = catalogues.key(english)
         entries[key] = Message(
-            english,
-            chinese_of(message),
-            flags=message.flags,
-            user_comments=message.user_comments,
+            english, chinese, flags=message.flags, user_comments=message.user_comments
         )
     return entries
 
@@ -78,22 +75,18 @@ def take_up(catalog: Catalog, wanted: list[Id]) -> Catalog:
     """Returns the catalogue for these messages; see `catalogues.take_up`."""
     flat = catalogues.empty()
     for message in known(catalog).values():
-        _add(flat, message.id, message.string, message)
+        catalogues.add(flat, message.id, message.string, message)
     texts = [text_of(message) for message in wanted]
     flat = catalogues.take_up(flat, texts)
     result = catalogues.empty()
     result.creation_date = catalog.creation_date
     for message, text in zip(wanted, texts, strict=True):
         entry = flat.get(text)
-        has_one_form = isinstance(message, str)
-        chinese = entry.string if has_one_form else (entry.string,)
-        _add(result, message, chinese, entry)
+        chinese = entry.string
+        if not isinstance(message, str):  # a form for each number, of which Chinese has one
+            chinese = (chinese,)
+        catalogues.add(result, message, chinese, entry)
     return result
-
-
-def _add(catalog: Catalog, message: Id, chinese: str | tuple[str], entry: Message) -> None:
-    """Adds a message to a catalogue, with the flags and comments of an entry."""
-    catalog.add(message, chinese, flags=entry.flags, user_comments=entry.user_comments)
 
 
 def compiled(root: Path) -> bytes:
@@ -124,7 +117,8 @@ def faults(root: Path) -> Iterator[str]:
         if odd:
             yield f"fields differ: {' '.join(odd)}: {start}"
     path = root / COMPILED
-    if not path.exists() or path.read_bytes() != compiled(root):
+    is_new = path.exists() and path.read_bytes() == compiled(root)
+    if not is_new:
         yield f"{COMPILED} is old: make zh"
 
 

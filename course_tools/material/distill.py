@@ -10,6 +10,7 @@ beyond those in `STEPS`. All that is computed from the result is so from these e
 import gzip
 import json
 import math
+import operator
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ from course_tools import ROOT
 from course_tools.commands import parser_of
 
 Event = dict[str, Any]
+Launched = dict[int, Event]  # work of a device, by the number that it shares with its launch
 INTO = ROOT / "course_material/recordings"
 # By name: the original, and which of its steps are kept, so that all three stay below 300 KB.
 STEPS = {
@@ -49,7 +51,8 @@ def rows(events: list[Event], kept: slice) -> Iterator[Row]:
     """Yields the rows of a trace, for those of its steps that are kept."""
     all_steps = [event for event in events if event["name"].startswith("ProfilerStep")]
     steps = all_steps[kept]
-    first_step, last_step = steps[0], steps[-1]
+    first_step = steps[0]
+    last_step = steps[-1]
     begin_us = first_step["ts"]
     end_us = last_step["ts"] + last_step["dur"]
     calls = _calls_between(events, begin_us, end_us)
@@ -64,20 +67,22 @@ def rows(events: list[Event], kept: slice) -> Iterator[Row]:
 
     number = 0
     for call in calls:
-        if call["tid"] not in launching_threads:
+        thread = call["tid"]
+        if thread not in launching_threads:
             continue
-        is_main_thread = call["tid"] == first_step["tid"]
-        lane = "main thread" if is_main_thread else "autograd thread"
-        name = short(call["name"])
+        lane = "autograd thread"
+        if thread == first_step["tid"]:
+            lane = "main thread"
         work = _launched_by(call, launched)
+        name = short(call["name"])
         if call in steps:
             yield row("step", "step", call, lane)
         elif work:
             number += 1
-            args = work["args"]
-            count = bytes_moved.get(args["correlation"], args.get("bytes", 0))
-            stream = f"stream {args['stream']}"
             yield row("launch", name, call, lane, launch=number)
+            args = work["args"]
+            stream = f"stream {args['stream']}"
+            count = bytes_moved.get(args["correlation"], args.get("bytes", 0))
             yield row(_kind(work), short(work["name"]), work, stream, count, number)
         elif _is_kept_on_the_host(call):
             collective = call["args"].get("Collective name", "")
@@ -88,13 +93,14 @@ def _calls_between(events: list[Event], begin_us: float, end_us: float) -> list[
     """The calls and annotations of the host that begin in these steps."""
     calls = []
     for event in events:
-        is_on_the_host = event["cat"].startswith(ON_THE_HOST)
-        if is_on_the_host and begin_us <= event["ts"] < end_us:
+        is_call = event["cat"].startswith(ON_THE_HOST)
+        is_in_time = begin_us <= event["ts"] < end_us
+        if is_call and is_in_time:
             calls.append(event)
     return calls
 
 
-def _by_correlation(events: list[Event]) -> dict[int, Event]:
+def _by_correlation(events: list[Event]) -> Launched:
     """What a device does, by the number that it shares with the call that launches it."""
     launched = {}
     for event in events:
@@ -104,13 +110,13 @@ def _by_correlation(events: list[Event]) -> dict[int, Event]:
     return launched
 
 
-def _launched_by(call: Event, launched: dict[int, Event]) -> Event | None:
+def _launched_by(call: Event, launched: Launched) -> Event | None:
     """What a call has launched, if anything."""
     correlation = call["args"].get("correlation")
     return launched.get(correlation)
 
 
-def _threads_that_launch(calls: list[Event], launched: dict[int, Event]) -> set[int]:
+def _threads_that_launch(calls: list[Event], launched: Launched) -> set[int]:
     """The threads of which a call has launched something."""
     threads = set()
     for call in calls:
@@ -141,7 +147,7 @@ def short(name: str) -> str:
     return before_arguments or name
 
 
-def sizes(calls: list[Event], launched: dict[int, Event]) -> dict[int, int]:
+def sizes(calls: list[Event], launched: Launched) -> dict[int, int]:
     """Returns the bytes of each NCCL kernel, by its correlation.
 
     As the kernel itself says; or from the shapes of the call that launched it; or, where no shapes
@@ -153,24 +159,32 @@ def sizes(calls: list[Event], launched: dict[int, Event]) -> dict[int, int]:
     bytes_copied: dict[int, int] = {}  # by thread
     for call in calls:
         thread = call["tid"]
+        name = call["name"]
         work = _launched_by(call, launched)
-        if call["name"].startswith("nccl:"):
+        if name.startswith("nccl:"):
             bytes_of_call[thread] = _bytes_of_inputs(call["args"])
         elif work and work["name"].startswith("nccl"):
             kernel = work["args"]
-            if "dtype" in kernel:
-                size = kernel["In msg nelems"] * dtype_bytes(kernel["dtype"])
-            elif bytes_of_call.get(thread) is not None:
-                size = bytes_of_call[thread]
-            else:
+            size = _bytes_that_kernel_says(kernel)
+            if size is None:
+                size = bytes_of_call.get(thread)
+            if size is None:
                 size = bytes_copied.pop(thread, 0)
             correlation = kernel["correlation"]
             bytes_of_kernel[correlation] = size
-        elif call["name"] == "aten::clone":
+        elif name == "aten::clone":
             bytes_copied.pop(thread, None)
         elif work and "DtoD" in work["name"]:
             bytes_copied[thread] = work["args"]["bytes"]
     return bytes_of_kernel
+
+
+def _bytes_that_kernel_says(kernel: dict[str, Any]) -> int | None:
+    """What an NCCL kernel brings, or None if the profiler did not note it."""
+    if "dtype" not in kernel:
+        return None
+    item_bytes = dtype_bytes(kernel["dtype"])
+    return kernel["In msg nelems"] * item_bytes
 
 
 def _bytes_of_inputs(args: dict[str, Any]) -> int | None:
@@ -197,28 +211,26 @@ def packed(rows_to_pack: Iterable[Row]) -> bytes:
     kinds = [row.kind for row in in_order]
     names = [row.name for row in in_order]
     lanes = [row.lane for row in in_order]
+    starts = [_tenths(row.start_us) for row in in_order]
+    starts_before = [0, *starts[:-1]]
     columns = {
         "words": [
             _numbered(kinds, list(KINDS)),
             _numbered(names, _each_once(names)),
             _numbered(lanes, _each_once(lanes)),
         ],
-        "after": [],
-        "took": [],
-        "bytes": [],
-        "launch": [],
+        "after": list(map(operator.sub, starts, starts_before)),
+        "took": [_tenths(row.us) for row in in_order],
+        "bytes": [row.bytes for row in in_order],
+        "launch": [row.launch for row in in_order],
     }
-    start_before = 0
-    for row in in_order:
-        start = round(row.start_us * 10)  # in tenths of a microsecond, as how long it took
-        duration = round(row.us * 10)
-        columns["after"].append(start - start_before)
-        columns["took"].append(duration)
-        columns["bytes"].append(row.bytes)
-        columns["launch"].append(row.launch)
-        start_before = start
     text = json.dumps(columns, separators=(",", ":"))
     return gzip.compress(text.encode(), mtime=0)
+
+
+def _tenths(time_us: float) -> int:
+    """A time in tenths of a microsecond, which are written shorter."""
+    return round(time_us * 10)
 
 
 def _each_once(column: list[str]) -> list[str]:
@@ -239,9 +251,11 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     for name, (original, kept) in STEPS.items():
         trace = arguments.folder / f"{original}.json.gz"
-        kept_rows = list(rows(read(trace), kept))
+        events = read(trace)
+        kept_rows = list(rows(events, kept))
+        recording = packed(kept_rows)
         path = INTO / f"{name}.json.gz"
-        path.write_bytes(packed(kept_rows))
+        path.write_bytes(recording)
         size = path.stat().st_size
         print(f"{path.name}: {len(kept_rows):,} rows, {size:,} bytes")
     return 0

@@ -33,6 +33,19 @@ MONDAY = datetime(2026, 11, 16, 2, tzinfo=UTC)
 PART_BYTES = 10_400
 EDITED = 3  # the rank whose part has other quotes
 NODES = ("node-a", "node-b")
+ENVIRONMENT = {
+    "GLOO_SOCKET_IFNAME": "lo",
+    "OMP_NUM_THREADS": "1",
+    "CUDA_VISIBLE_DEVICES": "",
+    "TORCH_FR_BUFFER_SIZE": "24",
+    "PYTHONDONTWRITEBYTECODE": "1",
+}
+# What logs and error files say of a machine and of a time.
+FOLDER_OF_PYTHON = re.compile(r"/\S*/lib/python3\.\d+/(?:site-packages/)?")
+HOST = re.compile(r"^(  host +: ).*", re.MULTILINE)
+DATE = re.compile(r"\d{4}-\d\d-\d\d_\d\d:\d\d:\d\d")
+DATE_OF_LOG = re.compile(r"(?<=[WEI])\d{4} \d\d:\d\d:\d\d")  # without its year: W1116 02:00:07
+TIMESTAMP = re.compile(r'(?<="timestamp": ")\d{10}')
 
 
 def deliver(folder: Path, begin: int, edited: int | None = None) -> None:
@@ -41,9 +54,9 @@ def deliver(folder: Path, begin: int, edited: int | None = None) -> None:
     text = novel.read_text("utf-8")
     folder.mkdir(parents=True)
     for rank in range(4):
-        first = 22_000 * rank + begin
-        end = first + PART_BYTES
-        part = text[first:end]
+        start = 22_000 * rank + begin
+        end = start + PART_BYTES
+        part = text[start:end]
         if rank == edited:
             part = with_printers_quotes(part)
         path = folder / f"part-{rank}.txt"
@@ -57,15 +70,15 @@ def with_printers_quotes(part: str) -> str:
     part = re.sub(r'"(?=\w)', "“", part)
     part = part.replace('"', "”")
     part = part.replace("'", "’")
-    cut = part.encode()[:PART_BYTES]
+    encoded = part.encode()
+    cut = encoded[:PART_BYTES]
     part = cut.decode("utf-8", "ignore")  # not half a sign at its end
-    part = part.ljust(PART_BYTES)
-    too_many_bytes = len(part.encode()) - PART_BYTES
-    kept_signs = len(part) - too_many_bytes
-    return part[:kept_signs]
+    missing_bytes = PART_BYTES - len(part.encode())
+    return part + " " * missing_bytes
 
 
-During = Callable[["Night", list[subprocess.Popen]], None]
+Agents = list[subprocess.Popen]
+During = Callable[["Night", Agents], None]
 
 
 class Night:
@@ -95,8 +108,8 @@ class Night:
             for agent in agents:
                 agent.kill()
         if not during:
-            first, second = codes
-            self.say(f"ends; exit codes: {NODES[0]} {first}, {NODES[1]} {second}")
+            code_of_a, code_of_b = codes
+            self.say(f"ends; exit codes: node-a {code_of_a}, node-b {code_of_b}")
 
     def start(self, script: Path, epochs: int, node_rank: int) -> subprocess.Popen:
         """Starts the agent of a node, as its launch line says."""
@@ -111,13 +124,7 @@ class Night:
         command += ["--master-addr=127.0.0.1", f"--master-port={port}"]
         command += ["--log-dir=logs", "--redirects=3", "train.py"]
         command += [str(delivery), str(checkpoint), str(epochs)]
-        environment = os.environ | {
-            "GLOO_SOCKET_IFNAME": "lo",
-            "OMP_NUM_THREADS": "1",
-            "CUDA_VISIBLE_DEVICES": "",
-            "TORCH_FR_BUFFER_SIZE": "24",
-            "PYTHONDONTWRITEBYTECODE": "1",
-        }
+        environment = os.environ | ENVIRONMENT
         with open(node / "torchrun.txt", "w") as log:
             return subprocess.Popen(command, cwd=node, env=environment, stdout=log, stderr=log)
 
@@ -140,24 +147,29 @@ class Night:
             if not source.is_file() or source.name == "train.py":
                 continue
             is_dump = source.name.startswith("calls")
+            if is_dump and where.name != "monday":
+                continue
             data = source.read_bytes()
-            if not data or (is_dump and where.name != "monday"):
+            if not data:
                 continue
             node = source.relative_to(self.folder).parts[0]
             target_folder = where / node
             if source.parent.name.isdigit():  # the local rank
                 target_folder /= source.parent.name
             target_folder.mkdir(parents=True, exist_ok=True)
-            scrub = self.dump if is_dump else self.text
+            if is_dump:
+                scrubbed = self.dump(data, node)
+            else:
+                scrubbed = self.text(data, node)
             target = target_folder / source.name
-            target.write_bytes(scrub(data, node))
+            target.write_bytes(scrubbed)
 
     def text(self, data: bytes, node: str) -> bytes:
         """Scrubs a log or an error file."""
         text = data.decode()
         text = text.replace(f"{self.folder / node}/", "")
-        text = re.sub(r"/\S*/lib/python3\.\d+/(?:site-packages/)?", "", text)
-        text = re.sub(r"(?m)^(  host +: ).*", rf"\1{node}", text)
+        text = FOLDER_OF_PYTHON.sub("", text)
+        text = HOST.sub(rf"\1{node}", text)
         text = text.replace(f"{self.disk}/", "")
         text = text.replace(sys.executable, "python")
         temporary = re.escape(tempfile.gettempdir())
@@ -167,7 +179,8 @@ class Night:
             if name != this_machine:
                 text = text.replace(name, "node-a")
         text = text.replace(this_machine, node)
-        return self.moved(text).encode()
+        moved = self.moved(text)
+        return moved.encode()
 
     def moved(self, text: str) -> str:
         """Moves all times that are written in a text."""
@@ -184,33 +197,36 @@ class Night:
             seconds = int(match[0]) + self.moved_s
             return str(int(seconds))
 
-        text = re.sub(r"\d{4}-\d\d-\d\d_\d\d:\d\d:\d\d", moved_date, text)
-        text = re.sub(r"(?<=[WEI])\d{4} \d\d:\d\d:\d\d", moved_log_date, text)
-        return re.sub(r'(?<="timestamp": ")\d{10}', moved_timestamp, text)
+        text = DATE.sub(moved_date, text)
+        text = DATE_OF_LOG.sub(moved_log_date, text)
+        return TIMESTAMP.sub(moved_timestamp, text)
 
     def _later(self, date: str, pattern: str) -> str:
         """A date that is written by this pattern, moved."""
-        moved = datetime.strptime(date, pattern) + timedelta(seconds=self.moved_s)
-        return f"{moved:{pattern}}"
+        written = datetime.strptime(date, pattern)
+        moved = written + timedelta(seconds=self.moved_s)
+        return moved.strftime(pattern)
 
     def dump(self, data: bytes, node: str) -> bytes:
         """Scrubs a flight recorder's dump."""
-        moved_ns = round(self.moved_s) * 10**9
-
-        def clean(value: Any, name: str = "") -> Any:
-            if isinstance(value, dict):
-                return {key: clean(item, key) for key, item in value.items()}
-            if isinstance(value, list):
-                return [clean(item) for item in value]
-            if isinstance(value, int) and name.endswith("_ns") and value:
-                return value + moved_ns
-            if isinstance(value, str):
-                scrubbed = self.text(value.encode(), node)
-                return scrubbed.decode()
-            return value
-
-        cleaned = clean(pickle.loads(data))
+        recorded = pickle.loads(data)
+        cleaned = self._cleaned(recorded, node)
         return pickle.dumps(cleaned)
+
+    def _cleaned(self, value: Any, node: str, name: str = "") -> Any:
+        """A value of a dump, scrubbed with all that is in it; times have a name in `_ns`."""
+        if isinstance(value, dict):
+            return {key: self._cleaned(item, node, key) for key, item in value.items()}
+        if isinstance(value, list):
+            return [self._cleaned(item, node) for item in value]
+        if isinstance(value, str):
+            scrubbed = self.text(value.encode(), node)
+            return scrubbed.decode()
+        is_time = isinstance(value, int) and name.endswith("_ns")
+        if is_time and value:  # 0 stands for no time
+            moved_ns = round(self.moved_s) * 10**9
+            return value + moved_ns
+        return value
 
 
 def to_milliseconds(date: str) -> str:
@@ -227,7 +243,7 @@ def children(pid: int) -> Iterator[int]:
     yield pid
 
 
-def preempt(night: Night, checkpoint: Path, agents: list[subprocess.Popen]) -> None:
+def preempt(night: Night, checkpoint: Path, agents: Agents) -> None:
     """Kills the job as soon as a save has begun."""
     everybody: list[int] = []
     while len(everybody) < 6:  # the ranks, and their agents
@@ -247,7 +263,8 @@ def preempt(night: Night, checkpoint: Path, agents: list[subprocess.Popen]) -> N
 def listing(night: Night, where: Path) -> None:
     """What `ls` says of the shared disk."""
     text = ""
-    for path in sorted(night.disk.glob("*.pt")):
+    checkpoints = night.disk.glob("*.pt")
+    for path in sorted(checkpoints):
         status = path.stat()
         changed = night.seems(status.st_mtime)
         date = to_milliseconds(f"{changed:%b %d %H:%M:%S.%f}")
@@ -271,12 +288,15 @@ def week(disk: Path) -> None:
     sunday = Night(disk, -1, 4710, "last-week")
     run_and_keep(sunday, monday, 2, "sunday")
     shutil.copy2(checkpoint, backup)
-    run_and_keep(Night(disk, 0, 4711, "delivery"), monday, 4, "monday")
-    run_and_keep(Night(disk, 1, 4712, "delivery"), tuesday, 4, "tuesday")
+    night = Night(disk, 0, 4711, "delivery")
+    run_and_keep(night, monday, 4, "monday")
+    night = Night(disk, 1, 4712, "delivery")
+    run_and_keep(night, tuesday, 4, "tuesday")
     put_back(texts)
     wednesday(disk, tuesday, sunday)
     shutil.copy(backup, checkpoint)
-    run_and_keep(Night(disk, 3, 4715, "delivery"), thursday, 4, "thursday")
+    night = Night(disk, 3, 4715, "delivery")
+    run_and_keep(night, thursday, 4, "thursday")
     put_back(texts)
 
     for name in ("metrics.csv", "scheduler.log"):
@@ -295,7 +315,7 @@ def wednesday(disk: Path, script: Path, sunday: Night) -> None:
     """Runs the job that is preempted in a save, starts it again, and keeps what both have left."""
     checkpoint = disk / "checkpoint.pt"
 
-    def preempt_at_a_save(night: Night, agents: list[subprocess.Popen]) -> None:
+    def preempt_at_a_save(night: Night, agents: Agents) -> None:
         preempt(night, checkpoint, agents)
 
     killed = Night(disk, 2, 4713, "delivery")

@@ -28,6 +28,8 @@ LESSONS = "course_lessons"
 TESTING, LINT, MUSEUM = "course_testing", "course_lint", "course_museum"
 PACKAGES = PACKAGE, JUDGE, CLUSTER, CHALLENGE, LESSONS, TESTING, LINT, MUSEUM, TOOLS
 LIBRARY = ("launcher", "record", "hang", "flight", "network", "pictures", "devices", HOUSE)
+Modules = dict[str, Path]  # every module's file, by the module's name
+Graph = dict[str, set[str]]  # by module or room, those that it imports
 # From below: what a room may import, a whole room or single modules of it.
 ALLOWED = {
     "launcher": (),
@@ -133,18 +135,25 @@ NODES = {
 }
 
 
-def modules(root: Path = ROOT) -> dict[str, Path]:
+def modules(root: Path = ROOT) -> Modules:
     """Every module by its name: `launcher.launch` in the library, else `course_checks.check`."""
-    paths = []
-    for package in PACKAGES:
-        paths += sorted((root / package).rglob("*.py"))
     known = {}
-    for path in paths:
-        *folders, file = path.relative_to(root).with_suffix("").parts
-        parts = folders if file == "__init__" else [*folders, file]
-        name = ".".join(parts)
-        known[below(name)] = path
+    for package in PACKAGES:
+        paths = (root / package).rglob("*.py")
+        for path in sorted(paths):
+            place = path.relative_to(root)
+            name = module_in(place)
+            known[name] = path
     return known
+
+
+def module_in(file: Path) -> str:
+    """The name of the module that a file holds; a folder is called so in its `__init__.py`."""
+    place = file.with_suffix("")
+    if place.name == "__init__":
+        place = place.parent
+    name = ".".join(place.parts)
+    return below(name)
 
 
 def below(name: str) -> str:
@@ -152,14 +161,14 @@ def below(name: str) -> str:
     return name.removeprefix(f"{PACKAGE}.")
 
 
-def is_package(name: str, known: dict[str, Path]) -> bool:
+def is_package(name: str, known: Modules) -> bool:
     """Whether this is the name of a folder of modules."""
     if name not in known:
         return False
     return known[name].name == "__init__.py"
 
 
-def room(module: str, known: dict[str, Path]) -> str:
+def room(module: str, known: Modules) -> str:
     """The room that a module is in: a package of its own, or a folder of the library or tools."""
     package, *parts = module.split(".")
     if package == TOOLS and parts:
@@ -174,7 +183,9 @@ def room(module: str, known: dict[str, Path]) -> str:
 def package_of(module: str) -> str:
     """The package that a module is in."""
     first = top(module)
-    return first if first in PACKAGES else PACKAGE
+    if first in PACKAGES:
+        return first
+    return PACKAGE
 
 
 @functools.cache  # each file is asked five times
@@ -184,10 +195,17 @@ def imported(path: Path) -> list[str]:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            names += [name.name for name in node.names]
+            for name in node.names:
+                names.append(name.name)
         elif isinstance(node, ast.ImportFrom):
-            names += [f"{node.module}.{name.name}" for name in node.names]
+            for name in node.names:
+                names.append(f"{node.module}.{name.name}")
     return names
+
+
+def imported_packages(path: Path) -> set[str]:
+    """The packages from which a file imports anything."""
+    return set(map(top, imported(path)))
 
 
 def top(name: str) -> str:
@@ -195,20 +213,21 @@ def top(name: str) -> str:
     return name.split(".")[0]
 
 
-def arrows(known: dict[str, Path]) -> dict[str, set[str]]:
+def arrows(known: Modules) -> Graph:
     """By module, the modules of these packages that it imports."""
-    graph: dict[str, set[str]] = {}
+    graph: Graph = {}
     for module, path in known.items():
-        graph[module] = set()
+        targets = set()
         for name in imported(path):
             if top(name) in PACKAGES:
                 target = module_of(name, known)
-                graph[module].add(target)
-        graph[module].discard(module)
+                targets.add(target)
+        targets.discard(module)
+        graph[module] = targets
     return graph
 
 
-def module_of(name: str, known: dict[str, Path]) -> str:
+def module_of(name: str, known: Modules) -> str:
     """The module that an imported name is, or else that defines it."""
     target = below(name)
     if target in known:
@@ -217,7 +236,7 @@ def module_of(name: str, known: dict[str, Path]) -> str:
     return module or PACKAGE
 
 
-def between_rooms(known: dict[str, Path]) -> dict[str, set[str]]:
+def between_rooms(known: Modules) -> Graph:
     """By room, the rooms that it imports."""
     graph = defaultdict(set)
     for module, others in arrows(known).items():
@@ -229,12 +248,14 @@ def between_rooms(known: dict[str, Path]) -> dict[str, set[str]]:
     return graph
 
 
-def circle(graph: dict[str, set[str]]) -> list[str]:
+def circle(graph: Graph) -> list[str]:
     """The first circle of a graph, in a line, or nothing."""
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
-        return [f"a circle: {' <- '.join(error.args[1])}"]
+        _, members = error.args
+        line = " <- ".join(members)
+        return [f"a circle: {line}"]
     return []
 
 
@@ -254,62 +275,80 @@ def nodes(path: Path) -> int:
     return count
 
 
-def upwards(known: dict[str, Path]) -> Iterator[str]:
+def upwards(known: Modules) -> Iterator[str]:
     """Every arrow that the table does not allow."""
     for module, others in arrows(known).items():
         importing_room = room(module, known)
-        allowed = {importing_room, *ALLOWED.get(importing_room, ())}
+        allowed = {importing_room}
+        allowed.update(ALLOWED.get(importing_room, ()))
         for other in sorted(others):
             other_room = room(other, known)
             if other not in allowed and other_room not in allowed:
                 yield f"an arrow up: {module} imports {other}"
 
 
-def from_outside(known: dict[str, Path]) -> Iterator[str]:
+def from_outside(known: Modules) -> Iterator[str]:
     """Every package beside the standard library that a room must do without."""
+    always_there = sys.stdlib_module_names | {PACKAGE}
     for module, path in known.items():
-        allowed = OUTSIDE.get(module, OUTSIDE.get(room(module, known)))
-        if allowed is None:
+        importing_room = room(module, known)
+        if module in OUTSIDE:
+            allowed = OUTSIDE[module]
+        elif importing_room in OUTSIDE:
+            allowed = OUTSIDE[importing_room]
+        else:
             continue
-        tops = set(map(top, imported(path)))
-        outsiders = tops - sys.stdlib_module_names - allowed - {PACKAGE}
+        outsiders = imported_packages(path) - always_there - allowed
         for name in sorted(outsiders):
             yield f"a package from outside: {module} imports {name}"
 
 
-def from_tests(known: dict[str, Path], root: Path) -> Iterator[str]:
+def from_tests(known: Modules, root: Path) -> Iterator[str]:
     """Every import of the tests: what both need belongs in a package."""
-    helpers = {path.stem for path in (root / TESTS).glob("*.py")} | {"conftest", "tests"}
+    helpers = {"conftest", "tests"}
+    for path in (root / TESTS).glob("*.py"):
+        helpers.add(path.stem)
     for module, path in known.items():
-        tops = set(map(top, imported(path)))
-        for name in sorted(tops & helpers):
+        parts_of_tests = imported_packages(path) & helpers
+        for name in sorted(parts_of_tests):
             yield f"a part of the tests: {module} imports {name}"
 
 
 def from_material(root: Path) -> Iterator[str]:
     """Every import of these packages in the material."""
     for path in (root / MATERIAL).rglob("*.py"):
-        tops = set(map(top, imported(path)))
-        for name in sorted(tops.intersection(PACKAGES)):
-            yield f"an arrow up: {path.relative_to(root)} imports {name}"
+        place = path.relative_to(root)
+        packages = imported_packages(path).intersection(PACKAGES)
+        for name in sorted(packages):
+            yield f"an arrow up: {place} imports {name}"
 
 
-def too_large(known: dict[str, Path]) -> Iterator[str]:
+def too_large(known: Modules) -> Iterator[str]:
     """Rooms, packages and the list of public names that are larger than they may be."""
-    sizes = Counter()
-    for module, path in known.items():
-        size = nodes(path)
-        for name in {room(module, known), package_of(module)}:
-            sizes[name] += size
+    _, sizes = files_and_sizes(known)
     for name, limit in NODES.items():
-        if sizes[name] > limit:
-            yield f"{name}: {sizes[name]} nodes, at most {limit}"
+        size = sizes[name]
+        if size > limit:
+            yield f"{name}: {size} nodes, at most {limit}"
     count = len(public(known))
     if count > PUBLIC_NAMES:
         yield f"{count} public names, at most {PUBLIC_NAMES}"
 
 
-def public(known: dict[str, Path]) -> list[str]:
+def files_and_sizes(known: Modules) -> tuple[Counter, Counter]:
+    """By each room and package, how many files it has, and how many nodes."""
+    files = Counter()
+    sizes = Counter()
+    for module, path in known.items():
+        size = nodes(path)
+        names = {room(module, known), package_of(module)}
+        for name in names:
+            files[name] += 1
+            sizes[name] += size
+    return files, sizes
+
+
+def public(known: Modules) -> list[str]:
     """The names that the library offers: the keys of its lazy table."""
     tree = ast.parse(known[PACKAGE].read_text(encoding="utf-8"))
     for node in tree.body:
@@ -321,7 +360,7 @@ def public(known: dict[str, Path]) -> list[str]:
     return []
 
 
-def problems(known: dict[str, Path], root: Path = ROOT) -> list[str]:
+def problems(known: Modules, root: Path = ROOT) -> list[str]:
     """All that is wrong with the house."""
     return [
         *circle(between_rooms(known)),
@@ -334,26 +373,22 @@ def problems(known: dict[str, Path], root: Path = ROOT) -> list[str]:
     ]
 
 
-def picture(known: dict[str, Path]) -> str:
+def picture(known: Modules) -> str:
     """Rooms with their files and nodes, and below which rooms they stand."""
     rows = [f"{'room':22}  files  nodes  imports"]
     graph = between_rooms(known)
-    files = Counter()
-    sizes = Counter()
-    for module, path in known.items():
-        size = nodes(path)
-        for name in {room(module, known), package_of(module)}:
-            files[name] += 1
-            sizes[name] += size
-    for name in dict.fromkeys([*ALLOWED, *graph, PACKAGE]):
+    files, sizes = files_and_sizes(known)
+    names = dict.fromkeys([*ALLOWED, *graph, PACKAGE])
+    for name in names:
         imports = ", ".join(sorted(graph[name]))
         row = f"{name:22}  {files[name]:5}  {sizes[name]:5}  {imports}"
         rows.append(row.rstrip())
     material = list((ROOT / MATERIAL).rglob("*.py"))
     size = sum(map(nodes, material))
     rows.append(f"beside them, {MATERIAL}: {len(material)} files, {size} nodes")
-    names = public(known)
-    rows.append(f"{len(names)} public names: {', '.join(names)}")
+    public_names = public(known)
+    listed = ", ".join(public_names)
+    rows.append(f"{len(public_names)} public names: {listed}")
     return "\n".join(rows)
 
 

@@ -58,6 +58,8 @@ VAGUE_NAMES = {
     *("told", "said", "own", "found", "one", "theirs", "its", "what", "how", "made", "meet", "it"),
     *("all_", "dead", "few", "rest", "way", "thing", "stuff", "whole", "another", "mine", "ours"),
 }
+FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
+DOCUMENTED = FUNCTION | ast.ClassDef | ast.Module  # what may begin with a docstring
 FOLDING = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.IfExp)
 NO_CODE = {
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),
@@ -114,22 +116,28 @@ def docstring_lines(tree: ast.AST) -> set[int]:
     """The numbers of the lines that docstrings take."""
     numbers: set[int] = set()
     for node in ast.walk(tree):
-        if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        if not isinstance(node, DOCUMENTED):
             continue
         if ast.get_docstring(node, clean=False) is None:
             continue
         docstring = node.body[0]
-        numbers.update(range(docstring.lineno, docstring.end_lineno + 1))
+        end = docstring.end_lineno + 1
+        numbers.update(range(docstring.lineno, end))
     return numbers
 
 
 def code_lines(source: str, tree: ast.AST) -> int:
     """How many lines hold code: blank lines, comments and docstrings don't count."""
     numbers: set[int] = set()
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type not in NO_CODE:
-            numbers.update(range(token.start[0], token.end[0] + 1))
-    return len(numbers - docstring_lines(tree))
+    text = io.StringIO(source)
+    for token in tokenize.generate_tokens(text.readline):
+        if token.type in NO_CODE:
+            continue
+        first_line, _column = token.start
+        last_line, _column = token.end
+        numbers.update(range(first_line, last_line + 1))
+    numbers -= docstring_lines(tree)
+    return len(numbers)
 
 
 def name_given(node: ast.AST) -> str | None:
@@ -138,7 +146,7 @@ def name_given(node: ast.AST) -> str | None:
         return node.id
     if isinstance(node, ast.arg):
         return node.arg
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+    if isinstance(node, FUNCTION):
         return node.name
     return None
 
@@ -161,7 +169,8 @@ def count(source: str) -> Count:
 @functools.cache  # a file in a room of a package is asked for both
 def count_file(path: Path) -> Count:
     """Counts one file."""
-    return count(path.read_text(encoding="utf-8"))
+    source = path.read_text(encoding="utf-8")
+    return count(source)
 
 
 def count_package(folder: Path) -> Count:
@@ -176,16 +185,17 @@ def densest_functions(folder: Path) -> list[tuple[float, str]]:
     """(nodes per line, where it is) of each function worth a look, the densest first."""
     functions = []
     for path in sorted(folder.rglob("*.py")):
+        place = path.relative_to(folder.parent)
         tree = ast.parse(path.read_text(encoding="utf-8"))
         for node in ast.walk(tree):
-            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            if not isinstance(node, FUNCTION):
                 continue
             lines = node.end_lineno - node.lineno + 1
             if lines < SHORTEST_FUNCTION_TO_LIST:
                 continue
-            nodes = sum(1 for _ in syntax_nodes(node))
-            place = f"{path.relative_to(folder.parent)}:{node.lineno} {node.name}"
-            functions.append((nodes / lines, place))
+            nodes = len(list(syntax_nodes(node)))
+            row = (nodes / lines, f"{place}:{node.lineno} {node.name}")
+            functions.append(row)
     return sorted(functions, reverse=True)
 
 
@@ -194,10 +204,12 @@ def problems(root: Path = ROOT) -> Iterator[str]:
     for package, limit in LIMITS.items():
         total = count_package(root / package)
         for field in fields(Limit):
-            measured = round(getattr(total, field.name), 1)
-            allowed = getattr(limit, field.name)
+            name = field.name
+            figure = getattr(total, name)
+            measured = round(figure, 1)
+            allowed = getattr(limit, name)
             if measured > allowed:
-                yield f"{package}: {field.name} is {measured}, at most {allowed}"
+                yield f"{package}: {name} is {measured}, at most {allowed}"
 
 
 def rows(packages: Iterable[str], root: Path = ROOT) -> Iterator[str]:
@@ -205,11 +217,12 @@ def rows(packages: Iterable[str], root: Path = ROOT) -> Iterator[str]:
     yield f"{'':24}{'lines':>8}{'nodes':>8}{'a line':>8}{'walrus':>8}{'folded':>8}{'vague %':>9}"
     for package in packages:
         total = count_package(root / package)
-        yield (
-            f"{package:24}{total.lines:8}{total.nodes:8}{total.nodes_per_line:8.1f}"
-            f"{total.walruses_per_1000_lines:8.1f}{total.foldings_per_100_lines:8.1f}"
-            f"{total.vague_percent:9.1f}"
-        )
+        counted = f"{total.lines:8}{total.nodes:8}"
+        dense = f"{total.nodes_per_line:8.1f}"
+        walruses = f"{total.walruses_per_1000_lines:8.1f}"
+        foldings = f"{total.foldings_per_100_lines:8.1f}"
+        vague = f"{total.vague_percent:9.1f}"
+        yield f"{package:24}{counted}{dense}{walruses}{foldings}{vague}"
 
 
 def main() -> None:
@@ -219,10 +232,12 @@ def main() -> None:
     arguments = parser.parse_args()
     for row in rows(arguments.packages):
         print(row)
-    if arguments.densest:
-        for package in arguments.packages:
-            for nodes_per_line, place in densest_functions(ROOT / package)[:25]:
-                print(f"{nodes_per_line:6.1f} nodes a line: {place}")
+    if not arguments.densest:
+        return
+    for package in arguments.packages:
+        functions = densest_functions(ROOT / package)
+        for nodes_per_line, place in functions[:25]:
+            print(f"{nodes_per_line:6.1f} nodes a line: {place}")
 
 
 if __name__ == "__main__":

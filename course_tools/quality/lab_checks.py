@@ -18,7 +18,9 @@ from course_checks.outcome import Outcome
 from course_tools import ROOT
 from course_tools.notebooks import build
 
-RAN: dict[str, dict[str, Any]] = {}  # by lab, what its cells defined when they last ran
+Names = dict[str, Any]  # what cells have defined
+Options = dict[str, Any]  # of a check, by the names of its arguments
+RAN: dict[str, Names] = {}  # by lab, what its cells defined when they last ran
 EXTRAS = {"10_keras": "keras"}  # what `make test` installs for a lab, and `make quick` does not
 
 
@@ -46,22 +48,23 @@ class Exercise(NamedTuple):
     """What a lab hands to check: the answer, and everything else."""
 
     fn: Callable
-    options: dict[str, Any]
+    options: Options
 
 
 def sources(path: Path, cut: bool = False) -> list[str]:
     """The code cells of a lab."""
-    cells = build.plan(build.Target(path, ROOT, cut)).cells
-    return [cell.source for cell in cells if cell.cell_type == "code"]
+    target = build.Target(path, ROOT, cut)
+    notebook = build.plan(target)
+    return [cell.source for cell in notebook.cells if cell.cell_type == "code"]
 
 
-def sizes(options: dict[str, Any]) -> list[int]:
+def sizes(options: Options) -> list[int]:
     """The world sizes of a check, two ranks first, which show most mistakes, and one last."""
     wanted = options.get("world_sizes", SIZES)
     return sorted(wanted, key=lambda size: (size == 1, size))
 
 
-def cheapest_first(options: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def cheapest_first(options: Options) -> Iterator[Options]:
     """Parts of a check, whose wrong answers are wrong for all: the last case, then each size.
 
     A lab's own cases, easy before hard, take long; kinds of tensors all together take less than
@@ -73,7 +76,8 @@ def cheapest_first(options: dict[str, Any]) -> Iterator[dict[str, Any]]:
         last_case = {"world_sizes": all_sizes[:1], "cases": cases[-1:], "require": ()}
         yield options | last_case
     for size in all_sizes:
-        yield options | {"world_sizes": (size,)}
+        one_size = {"world_sizes": (size,)}
+        yield options | one_size
 
 
 @contextlib.contextmanager
@@ -99,7 +103,7 @@ def check_here(fn: Callable, **options: Any) -> Outcome:
         return CHECK.check(fn, **options)
 
 
-def hung_or_judged(fn: Callable, options: dict[str, Any]) -> Outcome:
+def hung_or_judged(fn: Callable, options: Options) -> Outcome:
     """What a check says of a wrong answer, with little time for those that hang."""
     hurried = options | HUNG
     outcome = check_here(fn, **hurried)
@@ -109,7 +113,7 @@ def hung_or_judged(fn: Callable, options: dict[str, Any]) -> Outcome:
     return outcome
 
 
-def run(source: str, name: str, names: dict[str, Any]) -> None:
+def run(source: str, name: str, names: Names) -> None:
     """Run a cell's text; tracebacks know it by this name, as if of a file."""
     lines = source.splitlines(keepends=True)
     linecache.cache[name] = (len(source), None, lines, name)

@@ -33,6 +33,8 @@ from course_utils import check
 
 EQUIVALENT = ROOT / "tests/labs/equivalent.toml"
 KILLED, SAME, SURVIVES, RAISED = "killed", "equivalent", "surviving", "raised"
+Exercises = dict[int, str]  # by the number of each cell, the name of its exercise
+Mutants = dict[int, list[Mutant]]  # by the number of their cell
 MOST_S = 180.0  # for one mutant; what is not done by then hangs where check has no say
 
 
@@ -55,146 +57,190 @@ class Choice(NamedTuple):
 
 def tried(path: Path, known: dict[str, dict[str, str]], choice: Choice) -> Iterator[Tried]:
     """Try the mutants of a lab: each in a fork of a process that ran the cells before its own."""
-    slug = path.stem
-    cells = lab_checks.sources(path)
-    caught: dict[str, lab_checks.Exercise] = {}
+    lab = Lab(path)
     course_utils.launch(os.getpid, world_size=1)  # imports what each fork would import again
-    with mock.patch.object(course_utils, "check", _catching(caught)):
-        exercise_of = dict(in_child_process(lambda: _exercises(cells, caught, slug), timeout=600))
-        names = lab_checks.RAN[slug] = {"__name__": "__main__"}
-        by_cell = {number: mutants(cell) for number, cell in enumerate(cells)}
-        wanted = {id(mutant) for mutant in _drawn(by_cell, exercise_of, choice)}
-        for number, cell in enumerate(cells):
-            for mutant in by_cell[number]:
-                if id(mutant) not in wanted:
-                    continue
-                wanted.remove(id(mutant))
+    with mock.patch.object(course_utils, "check", lab.catch):
+        exercises = in_child_process(lab.exercises, timeout=600)
+        exercise_of = dict(exercises)
+        wanted = _wanted(lab.cells, exercise_of, choice)
+        lab.begin()
+        for number, cell in enumerate(lab.cells):
+            for mutant in wanted.pop(number, ()):
                 exercise = exercise_of[number]
-                if mutant.change in known.get(exercise, {}):
-                    yield Tried(exercise, mutant.change, SAME)
-                else:
-                    changed_cells = [mutant.source, *cells[number + 1 :]]
-                    fate, report = _fate(changed_cells, names, caught, slug)
-                    yield Tried(exercise, mutant.change, fate, report)
+                change = mutant.change
+                if change in known.get(exercise, {}):
+                    yield Tried(exercise, change, SAME)
+                    continue
+                following = lab.cells[number + 1 :]
+                fate, report = lab.fate([mutant.source, *following])
+                yield Tried(exercise, change, fate, report)
             if not wanted:
                 return
             with contextlib.redirect_stdout(io.StringIO()):
-                lab_checks.run(cell, f"<{slug} {number}>", names)
+                lab.run(cell, number)
 
 
-def _catching(caught: dict[str, lab_checks.Exercise]) -> Callable:
-    def catch(fn: Callable, **options: Any) -> None:
-        caught[getattr(fn, "__name__", "answer")] = lab_checks.Exercise(fn, options)
+class Lab:
+    """A lab whose cells run one after the other; what they hand to `check` is only caught."""
 
-    return catch
+    def __init__(self, path: Path) -> None:
+        self.slug = path.stem
+        self.cells = lab_checks.sources(path)
+        self.names: lab_checks.Names = {}
+        self.caught: dict[str, lab_checks.Exercise] = {}
 
+    def catch(self, fn: Callable, **options: Any) -> None:
+        """Stands in for `check`."""
+        name = getattr(fn, "__name__", "answer")
+        self.caught[name] = lab_checks.Exercise(fn, options)
 
-def _exercises(cells: list[str], caught: dict, slug: str) -> list[tuple[int, str]]:
-    """By the number of each cell, the exercise that is checked there or next."""
-    names = {"__name__": "__main__"}
-    lab_checks.RAN[slug] = names
-    exercises, unchecked = [], []
-    for number, cell in enumerate(cells):
-        unchecked.append(number)
-        caught.clear()
-        lab_checks.run(cell, f"<{slug} {number}>", names)
-        if caught:
-            exercise = next(iter(caught))
+    def begin(self) -> None:
+        """Forgets what the cells have defined."""
+        self.names = {"__name__": "__main__"}
+        lab_checks.RAN[self.slug] = self.names
+
+    def run(self, cell: str, label: object) -> None:
+        """Runs a cell, which tracebacks call so."""
+        lab_checks.run(cell, f"<{self.slug} {label}>", self.names)
+
+    def exercises(self) -> list[tuple[int, str]]:
+        """By the number of each cell, the exercise that is checked there or next."""
+        self.begin()
+        exercises = []
+        unchecked = []
+        for number, cell in enumerate(self.cells):
+            unchecked.append(number)
+            self.caught.clear()
+            self.run(cell, number)
+            if not self.caught:
+                continue
+            exercise = next(iter(self.caught))
             for earlier in unchecked:
                 exercises.append((earlier, exercise))
             unchecked = []
-    return exercises
+        return exercises
+
+    def fate(self, cells: list[str]) -> tuple[str, str]:
+        """What becomes of these cells in a fork, and what is reported of it."""
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+            judge = partial(self._judged, cells, folder)
+            try:
+                return in_child_process(judge, MOST_S)
+            except RuntimeError as error:  # it has ended the process, or hangs in it
+                return KILLED, str(error)
+
+    def _judged(self, cells: list[str], folder: str) -> tuple[str, str]:
+        """In a fork: runs the cells as far as the next check; returns what becomes of them."""
+        os.chdir(folder)
+        os.environ["TMPDIR"] = folder
+        tempfile.tempdir = folder
+        try:
+            self._run_to_next_check(cells)
+        except Exception as error:
+            return KILLED, _raised(error)
+        for exercise in self.caught.values():
+            for options in lab_checks.cheapest_first(exercise.options):
+                try:
+                    with mock.patch.object(course_utils, "check", check):
+                        outcome = lab_checks.hung_or_judged(exercise.fn, options)
+                except Exception as error:
+                    return RAISED, _raised(error)
+                if not outcome:
+                    return KILLED, f"{outcome.where}: {outcome.message}"
+        return SURVIVES, ""
+
+    def _run_to_next_check(self, cells: list[str]) -> None:
+        self.caught.clear()
+        for number, cell in enumerate(cells):
+            self.run(cell, f"mutant {number}")
+            if self.caught:
+                return
 
 
-def _drawn(by_cell: dict[int, list[Mutant]], exercise: dict, choice: Choice) -> Iterator[Mutant]:
-    """The mutants that are wanted, those of each exercise in the order of a draw."""
-    by_name = defaultdict(list)
+def _raised(error: Exception) -> str:
+    kind = type(error).__name__
+    return f"{kind}: {error}"
+
+
+def _wanted(cells: list[str], exercise_of: Exercises, choice: Choice) -> Mutants:
+    """The mutants that are wanted, in the order of their cells; cells without any are left out."""
+    by_cell = {number: mutants(cell) for number, cell in enumerate(cells)}
+    drawn = set(map(id, _drawn(by_cell, exercise_of, choice)))
+    wanted = {}
     for number, of_cell in by_cell.items():
-        if of_cell and choice.only in ("", exercise[number]):
-            by_name[exercise[number]] += of_cell
-    for name, of_exercise in by_name.items():
-        draw = random.Random(f"{choice.seed} {name}")
+        wanted_of_cell = [mutant for mutant in of_cell if id(mutant) in drawn]
+        if wanted_of_cell:
+            wanted[number] = wanted_of_cell
+    return wanted
+
+
+def _drawn(by_cell: Mutants, exercise_of: Exercises, choice: Choice) -> Iterator[Mutant]:
+    """The mutants that are wanted, those of each exercise in the order of a draw."""
+    by_exercise = defaultdict(list)
+    for number, of_cell in by_cell.items():
+        if not of_cell:
+            continue
+        exercise = exercise_of[number]
+        if choice.only in ("", exercise):
+            by_exercise[exercise] += of_cell
+    for exercise, of_exercise in by_exercise.items():
+        draw = random.Random(f"{choice.seed} {exercise}")
         count = min(choice.most, len(of_exercise))
         yield from draw.sample(of_exercise, count)
 
 
-def _fate(cells: list[str], names: dict, caught: dict, slug: str) -> tuple[str, str]:
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        try:
-            return in_child_process(lambda: _judged(cells, names, caught, slug, folder), MOST_S)
-        except RuntimeError as error:  # it has ended the process, or hangs in it
-            return KILLED, str(error)
-
-
-def _judged(cells: list[str], names: dict, caught: dict, slug: str, folder: str) -> tuple[str, str]:
-    """In a fork: the cells as far as the next check, and what that says."""
-    os.chdir(folder)
-    os.environ["TMPDIR"] = tempfile.tempdir = folder
-    caught.clear()
-    for number, cell in enumerate(cells):
-        try:
-            lab_checks.run(cell, f"<{slug} mutant {number}>", names)
-        except Exception as error:
-            return KILLED, f"{type(error).__name__}: {error}"
-        if caught:
-            break
-    for exercise in caught.values():
-        for options in lab_checks.cheapest_first(exercise.options):
-            try:
-                with mock.patch.object(course_utils, "check", check):
-                    outcome = lab_checks.hung_or_judged(exercise.fn, options)
-            except Exception as error:
-                return RAISED, f"{type(error).__name__}: {error}"
-            if not outcome:
-                return KILLED, f"{outcome.where}: {outcome.message}"
-    return SURVIVES, ""
-
-
 def show(path: Path, choice: Choice, loud: bool) -> Counter[str]:
     """Try a lab's mutants and print its table; returns how many came to which end."""
-    known = tomllib.loads(EQUIVALENT.read_text("utf-8")).get(path.stem, {})
+    known = _equivalent().get(path.stem, {})
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     print(f"\n{path.stem}", flush=True)
     for mutant in tried(path, known, choice):
         counts[mutant.exercise][mutant.fate] += 1
-        if loud or mutant.fate in (SURVIVES, RAISED):
+        is_hole = mutant.fate in (SURVIVES, RAISED)
+        if loud or is_hole:
             print(_line_of(mutant), flush=True)
-    for name in counts:
-        print(_line(name, counts[name]))
-    total = sum(counts.values(), Counter())
+    total = Counter()
+    for name, of_exercise in counts.items():
+        print(_line(name, of_exercise))
+        total += of_exercise
     print(_line("all", total), flush=True)
     return total
+
+
+def _equivalent() -> dict[str, dict[str, dict[str, str]]]:
+    """By lab and exercise, the changes that do no harm, each with the reason."""
+    return tomllib.loads(EQUIVALENT.read_text("utf-8"))
 
 
 def _line_of(mutant: Tried) -> str:
     line = f"  {mutant.fate}: {mutant.exercise}: {mutant.change}"
     if mutant.report:
-        start = " ".join(mutant.report.split())[:150]
-        line += f"  [{start}]"
+        report = " ".join(mutant.report.split())
+        line += f"  [{report[:150]}]"
     return line
 
 
 def _line(name: str, counts: Counter[str]) -> str:
-    killed = counts[KILLED] + counts[RAISED]
-    line = (
-        f"  {name:26}{counts.total():5} made, {killed:4} killed, {counts[SAME]:3} equivalent, "
-        f"{counts[SURVIVES]:3} surviving"
-    )
-    if counts[RAISED]:
-        line += f", check raised for {counts[RAISED]}"
+    raised = counts[RAISED]
+    killed = counts[KILLED] + raised
+    line = f"  {name:26}{counts.total():5} made, {killed:4} killed, "
+    line += f"{counts[SAME]:3} equivalent, {counts[SURVIVES]:3} surviving"
+    if raised:
+        line += f", check raised for {raised}"
     return line
 
 
 def stale(root: Path = ROOT) -> list[str]:
     """Entries of equivalent.toml that are no mutant of their lab any more."""
     entries = []
-    for slug, exercises in tomllib.loads(EQUIVALENT.read_text("utf-8")).items():
+    for slug, exercises in _equivalent().items():
         changes = set()
         for cell in lab_checks.sources(root / f"source/labs/{slug}.py"):
-            changes.update(mutant.change for mutant in mutants(cell))
+            for mutant in mutants(cell):
+                changes.add(mutant.change)
         for listed in exercises.values():
-            for change in listed.keys() - changes:
-                entries.append(f"{slug}: {change}")
+            gone = listed.keys() - changes
+            entries += [f"{slug}: {change}" for change in gone]
     return entries
 
 
@@ -209,18 +255,24 @@ def main() -> None:
     parser.add_argument("--loud", action="store_true", help="say what killed each")
     args = parser.parse_args()
     beginnings = tuple(args.names) or ("",)
-    slugs = [slug for slug in lab_checks.SLUGS if slug.startswith(beginnings)]
-    paths = [ROOT / f"source/labs/{slug}.py" for slug in slugs]
+    paths = []
+    for slug in lab_checks.SLUGS:
+        if slug.startswith(beginnings):
+            paths.append(ROOT / f"source/labs/{slug}.py")
     choice = Choice(args.only, args.most, args.seed)
     show_lab = partial(show, choice=choice, loud=args.loud)
     # A process for each lab: what one leaves in its process does not reach the next.
+    total = Counter()
     with get_context("fork").Pool(args.workers, maxtasksperchild=1) as pool:
-        total = sum(pool.imap(show_lab, paths, chunksize=1), Counter())
+        for counts in pool.imap(show_lab, paths, chunksize=1):
+            total += counts
     print("\n" + _line("all labs", total))
     old = stale()
     for entry in old:
         print(f"no mutant any more: {entry}")
-    sys.exit(bool(total[SURVIVES] or total[RAISED] or old or not paths))
+    holes = total[SURVIVES] + total[RAISED]
+    is_in_order = paths and not holes and not old
+    sys.exit(0 if is_in_order else 1)
 
 
 if __name__ == "__main__":

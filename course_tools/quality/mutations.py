@@ -20,6 +20,7 @@ OPERATORS = {
 }  # fmt: skip
 PAIRS = ("min max", "any all", "rank world_size")
 PAIRS_OF_ATTRIBUTES = ("sum mean", "get_rank get_world_size", "SUM MAX", "zeros ones", "train eval")
+OPERATOR = re.compile(r"[^()\s\\]+(?: +[^()\s\\]+)?")  # one word or sign, or two: `not in`
 NO_DEED = re.compile(
     r"bool|clone|(empty|zeros)_like|enumerate|float|get_rank|get_world_size|int|is_grad_enabled|"
     r"len|list|max|min|range|sorted|sum|tolist|tuple|zip"
@@ -106,11 +107,11 @@ def _change(text: bytes, edit: Edit) -> str:
     """Such as `total += buffer -> total -= buffer`, of the lines that differ; of many the first."""
     start = text.rfind(b"\n", 0, edit.start) + 1
     end = text.find(b"\n", edit.end)
-    before = text[start : edit.start].decode()
-    replaced = text[edit.start : edit.end].decode()
-    after = text[edit.end : end].decode()
-    old = _first_line(before + replaced + after)
-    new = _first_line(before + edit.text + after)
+    lines = text[start:end]
+    edit_of_lines = edit._replace(start=edit.start - start, end=edit.end - start)
+    changed = edit_of_lines.applied_to(lines)
+    old = _first_line(lines.decode())
+    new = _first_line(changed.decode())
     return f"{old} -> {new}"
 
 
@@ -142,17 +143,12 @@ class Editor:
     def __init__(self, source: str) -> None:
         self.text = source.encode()
         self.tree = ast.parse(source)
+        self.names = _times_written(self.tree)
         start = 0  # in bytes
         self.line_starts = [start]
         for line in self.text.splitlines(keepends=True):
             start += len(line)
             self.line_starts.append(start)
-        self.names: Counter[str] = Counter()  # how often each is written to
-        for node in ast.walk(self.tree):
-            if _is_written(node):
-                self.names[node.id] += 1
-            elif isinstance(node, ast.arg):
-                self.names[node.arg] += 1
 
     def edits(self) -> Iterator[Edit]:
         """Every mistake, not only those between the markers."""
@@ -199,11 +195,17 @@ class Editor:
         between = self.text[start:end]
         return Edit(start, end, between.decode())
 
-    def _operator(self, left: ast.AST, right: ast.AST, new: str) -> Edit:
-        """Instead of the operator between two operands, whose parentheses stay."""
+    def _operator(
+        self, left: ast.AST, operator: ast.AST, right: ast.AST, ending: str = ""
+    ) -> Iterator[Edit]:
+        """Another operator between two operands, whose parentheses stay; none for some."""
+        kind = type(operator)
+        if kind not in OPERATORS:
+            return
+        new = OPERATORS[kind] + ending
         gap = self._gap(left, right)
-        text = re.sub(r"[^()\s\\]+(?: +[^()\s\\]+)?", new, gap.text, count=1)
-        return gap._replace(text=text)
+        text = OPERATOR.sub(new, gap.text, count=1)
+        yield gap._replace(text=text)
 
     def _of_block(self, block: list[ast.stmt]) -> Iterator[Edit]:
         """A statement dropped, or exchanged with the next."""
@@ -224,29 +226,34 @@ class Editor:
     def _of_expression(self, node: ast.AST) -> Iterator[Edit]:
         """An operator, a number or a name swapped, a call with other arguments."""
         match node:
-            case ast.BinOp(left, op, right) if type(op) in OPERATORS:
-                yield self._operator(left, right, OPERATORS[type(op)])
-            case ast.AugAssign(target, op, value) if type(op) in OPERATORS:
-                yield self._operator(target, value, OPERATORS[type(op)] + "=")
-            case ast.BoolOp(op, [first, second, *_]):
-                yield self._operator(first, second, OPERATORS[type(op)])
-            case ast.Compare(left, ops, comparators):
-                operands = pairwise([left, *comparators])
-                for (operand, following), op in zip(operands, ops, strict=True):
-                    yield self._operator(operand, following, OPERATORS[type(op)])
+            case ast.BinOp(left, operator, right):
+                yield from self._operator(left, operator, right)
+            case ast.AugAssign(target, operator, value):
+                yield from self._operator(target, operator, value, "=")
+            case ast.BoolOp(operator, [first, second, *_]):
+                yield from self._operator(first, operator, second)
+            case ast.Compare(left, operators, others):
+                for operator, right in zip(operators, others, strict=True):
+                    yield from self._operator(left, operator, right)
+                    left = right
             case ast.UnaryOp(operand=operand):
                 yield self._edit(node, self._source(operand))
             case ast.Constant(bool(value)):
-                yield self._edit(node, str(not value))
+                opposite = not value
+                yield self._edit(node, str(opposite))
             case ast.Constant(int(value) | float(value)):
+                more = repr(value + 1)
+                yield self._edit(node, more)
                 less = repr(value - 1)
-                yield self._edit(node, repr(value + 1))
-                yield self._edit(node, f"({less})" if value < 1 else less)
+                if value < 1:
+                    less = f"({less})"
+                yield self._edit(node, less)
             case ast.Name(name, ast.Load()) if name in NAMES:
                 yield self._edit(node, NAMES[name])
             case ast.Attribute(attr=name) if name in ATTRIBUTES:
                 end = self._edit(node, "").end
-                yield Edit(end - len(name), end, ATTRIBUTES[name])
+                start = end - len(name)
+                yield Edit(start, end, ATTRIBUTES[name])
             case ast.Call():
                 yield from self._of_call(node)
 
@@ -257,7 +264,8 @@ class Editor:
             arguments.append(keyword.value)
         following = arguments[1:] + arguments[:1]
         for argument, other in zip(arguments, following, strict=True):
-            yield self._edit(argument, self._source(other))
+            instead = self._source(other)
+            yield self._edit(argument, instead)
         for keyword in call.keywords:
             without = self._edit(keyword, "")
             before = self.text[: without.start].decode()
@@ -267,9 +275,10 @@ class Editor:
 
     def _of_test(self, test: ast.expr, is_of_while: bool) -> Iterator[Edit]:
         """A condition turned round, or gone; a loop that never ends is no mistake to look for."""
-        operator = test.ops[0] if isinstance(test, ast.Compare) else None
-        if not isinstance(operator, SAME):  # else its swap is the same
-            yield self._edit(test, f"not ({self._source(test)})")
+        turned_by_swap = isinstance(test, ast.Compare) and isinstance(test.ops[0], SAME)
+        if not turned_by_swap:
+            condition = self._source(test)
+            yield self._edit(test, f"not ({condition})")
         if not is_of_while:
             yield self._edit(test, "True")
             yield self._edit(test, "False")
@@ -279,8 +288,20 @@ def _tests(node: ast.AST) -> list[ast.expr]:
     """The conditions of a statement or comprehension."""
     if isinstance(node, ast.comprehension):
         return node.ifs
-    test = getattr(node, "test", None)
-    return [test] if test else []
+    if hasattr(node, "test"):
+        return [node.test]
+    return []
+
+
+def _times_written(tree: ast.AST) -> Counter[str]:
+    """How often each name is given to something, arguments included."""
+    names = Counter()
+    for node in ast.walk(tree):
+        if _is_written(node):
+            names[node.id] += 1
+        elif isinstance(node, ast.arg):
+            names[node.arg] += 1
+    return names
 
 
 def _is_written(node: ast.AST) -> bool:
@@ -299,10 +320,11 @@ def _is_vain(node: ast.stmt, names: Counter[str]) -> bool:
     if isinstance(node, ast.Assign):
         if not _is_plain(node):
             return False
-        targets = set()
         for target in node.targets:
-            targets |= _names(target)
-        return all(names[name] == 1 for name in targets)
+            for name in _names(target):
+                if names[name] != 1:
+                    return False
+        return True
     if isinstance(node, ast.Expr):
         return isinstance(node.value, ast.Constant)
     return isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Import | ast.ImportFrom | ast.Pass)
@@ -318,12 +340,12 @@ def _are_apart(first: ast.stmt, second: ast.stmt) -> bool:
         return False
     first_names = _names(first)
     second_names = _names(second)
-    is_quiet = not first_acts and not second_acts
-    if is_quiet and _is_plain(first) and _is_plain(second):
+    acts = first_acts or second_acts
+    if not acts and _is_plain(first) and _is_plain(second):
         # Both may read the same.
-        is_read_by_second = _written(first) & second_names
-        is_read_by_first = _written(second) & first_names
-        return not is_read_by_second and not is_read_by_first
+        read_by_second = _written(first) & second_names
+        read_by_first = _written(second) & first_names
+        return not read_by_second and not read_by_first
     shared = first_names & second_names
     return shared <= {"dist", "torch"}
 
@@ -348,7 +370,8 @@ def _acts(tree: ast.AST) -> bool:
     """Whether a call in it may do something beside giving back a value."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
-            *_owner, name = ast.unparse(node.func).split(".")
+            function = ast.unparse(node.func)
+            _owner, _dot, name = function.rpartition(".")
             if not NO_DEED.fullmatch(name):
                 return True
     return False
