@@ -36,6 +36,7 @@ LINK = re.compile(
     """,
     re.VERBOSE,
 )
+DATE_AND_NUMBER = re.compile(r"[\d_-]*")
 SUBGRAPH = re.compile(r"subgraph \w+\[([^]]+)\](.*?)\n +end", re.DOTALL)  # of the map's diagram
 BOX = re.compile(r"(\d\d)\[([^]]+)\]")  # its number, and its label
 
@@ -93,12 +94,15 @@ def originals(root: Path) -> dict[str, Path]:
 
 def newest(folder: Path, name: str) -> Path | None:
     """The youngest copy of that name; fresh ones have a date, and perhaps a number, behind it."""
-    copies = []
+    copies = {}
     for path in folder.glob(f"{name}*.ipynb"):
         date_and_number = path.stem.removeprefix(name)
-        if re.fullmatch(r"[\d_-]*", date_and_number):
-            copies.append(path)
-    return max(copies, key=lambda path: path.stem, default=None)
+        if DATE_AND_NUMBER.fullmatch(date_and_number):
+            copies[path.stem] = path
+    if not copies:
+        return None
+    youngest = max(copies)
+    return copies[youngest]
 
 
 def labs_in(root: Path, folder: Path) -> dict[str, Path]:
@@ -239,7 +243,8 @@ def merged(old: NotebookNode, new: NotebookNode) -> int:
     learner added a cell, it stands before the cell that it stood before: behind the new stub. The
     buttons of the new stub come below both.
     """
-    texts = old.metadata["course"]["texts"]
+    course = old.metadata["course"]
+    texts = course["texts"]
     moved = 0
     at = len(new.cells)
     for cell in reversed(old.cells):
@@ -247,8 +252,10 @@ def merged(old: NotebookNode, new: NotebookNode) -> int:
         is_in_new = cell.id in ids
         if is_in_new:
             at = ids.index(cell.id)
+        if not cell.source.strip():
+            continue
         is_unchanged = texts.get(cell.id) == digest(cell.source)
-        if is_unchanged or not cell.source.strip():
+        if is_unchanged:
             continue
         moved += 1
         if is_in_new:
@@ -256,7 +263,8 @@ def merged(old: NotebookNode, new: NotebookNode) -> int:
             mine.source = cell.source
         else:
             was_a_stub = cell.id in texts
-            if was_a_stub and at > 0 and is_buttons(new.cells[at - 1]):
+            is_below_buttons = at > 0 and is_buttons(new.cells[at - 1])
+            if was_a_stub and is_below_buttons:
                 at -= 1
             mine = NotebookNode(cell, id=_id_of_mine(cell))
             new.cells.insert(at, mine)
@@ -500,12 +508,13 @@ def _changes(my_copy: NotebookNode | None, wanted: NotebookNode) -> list[str]:
         if is_buttons(cell):  # changes with the cell above it
             continue
         first_line, _, _ = cell.source.partition("\n")
+        shown = first_line[:70]
         cell_of_original = (cell.id, digest(cell.source))
         possible_ids = {cell.id, _id_of_mine(cell)}
         if cell_of_original not in known:
-            lines.append(f"  new or changed: {first_line:.70}")
+            lines.append(f"  new or changed: {shown}")
         elif ids_of_mine.isdisjoint(possible_ids):
-            lines.append(f"  back again: {first_line:.70}")
+            lines.append(f"  back again: {shown}")
     if taken_away and not lines:
         count = _cells(len(taken_away))
         lines.append(f"  gone: {count}")

@@ -64,7 +64,8 @@ class Line(NamedTuple):
 def python(root: Path) -> Iterator[Line]:
     """The interpreter and the system."""
     version = platform.python_version()
-    if not (3, 11) <= sys.version_info[:2] < (3, 15):
+    is_supported = (3, 11) <= sys.version_info[:2] < (3, 15)
+    if not is_supported:
         text = (
             f"Python {version}: 3.11, 3.12, 3.13 or 3.14 is needed. Remove .venv, then `make lab "
             "PYTHON=python3.12`"
@@ -174,7 +175,8 @@ def workers(root: Path) -> Iterator[Line]:
     if not importlib.util.find_spec("torch"):
         return
     command = [sys.executable, "-c", MEET]
-    run = subprocess.run(command, cwd=tempfile.gettempdir(), capture_output=True, text=True)
+    elsewhere = tempfile.gettempdir()
+    run = subprocess.run(command, cwd=elsewhere, capture_output=True, text=True)
     try:
         last_line = run.stdout.splitlines()[-1]
         file, sums, refusal = json.loads(last_line)
@@ -421,7 +423,8 @@ def _report(root: Path) -> Iterator[Line]:
         try:
             yield from look(root)
         except Exception as error:  # a doctor who faints is of no help
-            yield Line(WRONG, f"{look.__name__}: {type(error).__name__}: {error}")
+            kind = type(error).__name__
+            yield Line(WRONG, f"{look.__name__}: {kind}: {error}")
 
 
 if __name__ == "__main__":

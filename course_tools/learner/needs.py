@@ -55,7 +55,8 @@ def _used(table: symtable.SymbolTable) -> set[str]:
     is_cell = table.get_type() == "module"
     used = set()
     for symbol in table.get_symbols():
-        if symbol.is_declared_global() and symbol.is_assigned():
+        changes_a_cells_name = symbol.is_declared_global() and symbol.is_assigned()
+        if changes_a_cells_name:
             raise SyntaxError("a function that changes a cell's name can be called anywhere")
         if not symbol.is_referenced():
             continue

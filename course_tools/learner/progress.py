@@ -36,7 +36,8 @@ def overview(path: Path) -> str:
         except CellTimeoutError:
             return _report(notebook, f"a cell was not done after {_CELL_S} s")
         except (RuntimeError, OSError, zmq.ZMQError) as error:
-            reason = first_line(f"{type(error).__name__}: {error}")
+            kind = type(error).__name__
+            reason = first_line(f"{kind}: {error}")
             problem = f"its kernel did not start, or died: {reason}"
         else:
             return _report(notebook)

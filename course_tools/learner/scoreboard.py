@@ -36,10 +36,10 @@ def _rows_of_exercises(scores_file: Path, labs: Iterable[Path]) -> list[str]:
     rows = []
     for lab in labs:
         exercises = _exercises(lab)
-        passed = verdicts.passed_in(lab, scores_file)
-        passed = passed.intersection(exercises)
+        passed = verdicts.passed_in(lab, scores_file).intersection(exercises)
         if passed:
-            rows.append(f"| [{lab.stem}]({lab.name}) | {len(passed)} / {len(exercises)} |")
+            link = f"[{lab.stem}]({lab.name})"
+            rows.append(f"| {link} | {len(passed)} / {len(exercises)} |")
     return rows
 
 

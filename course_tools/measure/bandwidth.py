@@ -30,7 +30,9 @@ def all_reduce(sizes: Sequence[int] = SIZES, calls: int = 20) -> list[Row]:
     The bus bandwidth is size / time * 2 (n - 1) / n for n ranks: what each rank's link carries in
     a ring, whatever their number. Source: NVIDIA/nccl-tests, doc/PERFORMANCE.md.
     """
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = "cpu"
+    if torch.cuda.is_available():
+        device = "cuda"
     n = dist.get_world_size()
     share = 2 * (n - 1) / n
     rows = []

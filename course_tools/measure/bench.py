@@ -44,7 +44,9 @@ from course_utils.record.event import Event
 
 MESSAGES = 100_000
 MEGABYTES = 256
-LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+LOOPBACK = "lo"
+if sys.platform == "darwin":
+    LOOPBACK = "lo0"
 Turn = tuple[float, float]  # what one turn of ours took, and of the baseline (seconds)
 
 
@@ -447,7 +449,9 @@ def our_launches() -> dict[str, Figure]:
     for ranks in (2, 4, 8, 64):
         name = f"launch, {ranks} ranks"
         turn = functools.partial(launched, ranks)
-        aim = 1.10 if ranks <= 8 else None
+        aim = None
+        if ranks <= 8:
+            aim = 1.10
         figures[name] = Figure(turn, FORK, aim)
     return figures
 
@@ -463,7 +467,9 @@ FIGURES = {
     "CPU of import": Figure(importing, "torch alone"),
     "2 x 256 MB back": Figure(large_results, "made here"),
 }
-OTHERS = ["Accelerate"] if importlib.util.find_spec("accelerate") else []  # an extra, `bench`
+OTHERS = []
+if importlib.util.find_spec("accelerate"):  # of the extra `bench`
+    OTHERS.append("Accelerate")
 ASKED_FOR = {
     **beside_the_fork(*OTHERS),
     "1,000 images of DDP": Figure(training, "torchrun"),
@@ -589,8 +595,9 @@ def line(name: str, figure: Figure, result: dict[str, Any]) -> str:
     beside = f"{figure.beside} {result['beside_ms']:.1f} ms"
     text = f"{name:32} {ours}, {beside}: {shown(ratio)}"
     if figure.aim:
-        has_reached_it = ratio["median"] <= figure.aim
-        verdict = "reached" if has_reached_it else "MISSED"
+        verdict = "MISSED"
+        if ratio["median"] <= figure.aim:
+            verdict = "reached"
         text += f", aim {figure.aim:g} {verdict}"
     if "then" in result:
         then = shown(result["then"])

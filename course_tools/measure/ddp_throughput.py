@@ -61,7 +61,9 @@ def under_torchrun() -> float:
     """Images per second in processes of torchrun."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += [f"--nproc-per-node={RANKS}", "-m", "course_tools.measure.ddp_throughput"]
-    loopback = "lo0" if sys.platform == "darwin" else "lo"
+    loopback = "lo"
+    if sys.platform == "darwin":
+        loopback = "lo0"
     timeout_s = 120.0 * slowness()
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "result")

@@ -136,8 +136,9 @@ def _as_torch_wants(file: Path, folder: Path) -> bytes:
         dump = pickle.loads(data)  # only of this repository
     if "0" not in dump["pg_config"]:
         highest = max(map(_rank_of, folder.iterdir()))
-        ranks = str(list(range(highest + 1)))
-        dump["pg_config"] = {"0": {"name": "0", "desc": "default_pg", "ranks": ranks}}
+        ranks = list(range(highest + 1))
+        default_group = {"name": "0", "desc": "default_pg", "ranks": str(ranks)}
+        dump["pg_config"] = {"0": default_group}
     return pickle.dumps(dump)
 
 

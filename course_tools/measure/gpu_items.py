@@ -151,13 +151,12 @@ def chapter_workers(chapter: str) -> None:
     """What a chapter runs in ranks, once each, on GPUs."""
     names = gpu_workers.prepared(chapter)
     table = gpu_workers.workers()[chapter]
-    calls = {worker: call for worker, call in table.items() if call}
-    if not calls:
+    if not any(table.values()):
         raise LeftOut("its workers want several GPUs")
     of_two = {}
     of_four = {}
-    for worker, call in calls.items():
-        if worker in OF_THE_CPU:
+    for worker, call in table.items():
+        if not call or worker in OF_THE_CPU:
             continue
         if worker in OF_FOUR:
             of_four[worker] = call

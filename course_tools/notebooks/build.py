@@ -278,8 +278,9 @@ def run(args: argparse.Namespace, root: Path) -> int:
                 print(f"{source} -> {built}", flush=True)
                 build(target, root)
             elif not target.cut:
-                has_changed = take(target)
-                outcome = "taken from" if has_changed else "says already"
+                outcome = "says already"
+                if take(target):
+                    outcome = "taken from"
                 print(f"{source}: {outcome} {built}")
         except BuildError as error:
             raise BuildError(f"{built}: {error}") from None

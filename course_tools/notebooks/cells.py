@@ -171,7 +171,8 @@ def strings(value: Any) -> Iterator[str]:
         yield ANSI.sub("", value)
     elif isinstance(value, dict):
         for key, item in value.items():
-            if not key.startswith("image/") or key.endswith("xml"):
+            is_bytes = key.startswith("image/") and not key.endswith("xml")
+            if not is_bytes:
                 yield from strings(item)
     elif isinstance(value, list):
         for item in value:
@@ -235,7 +236,9 @@ def differences(wanted: NotebookNode, got: NotebookNode) -> Iterator[str]:
         planned = essence(cell)
         present = essence(built)
         parts = [part for part in planned if planned[part] != present[part]]
-        if parts:
-            yield f"cell {number} differs from its source in: {', '.join(parts)}"
-            if count != wanted_count:
-                return  # the cells that follow have only moved
+        if not parts:
+            continue
+        names = ", ".join(parts)
+        yield f"cell {number} differs from its source in: {names}"
+        if count != wanted_count:
+            return  # the cells that follow have only moved

@@ -215,8 +215,10 @@ def _lab_minutes(lab: NotebookNode) -> int:
 
 def launches(notebook: NotebookNode) -> list[tuple[str, str]]:
     """Returns the worker and the backend of each `launch` in the cells, as they are written."""
-    code_cells = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
-    code = "\n".join(code_cells)
+    code = ""
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            code += f"{cell.source}\n"
     tree = ast.parse(code)
     calls = []
     for node in ast.walk(tree):

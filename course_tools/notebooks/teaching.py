@@ -201,9 +201,8 @@ def _checkpoints(prose: str) -> list[tuple[str, str]]:
     """The questions of the checkpoints, each with its answer."""
     checkpoints = []
     for question, answer in CHECKPOINT.findall(prose):
-        plain_question = _plain(question)
-        plain_answer = _plain(answer)
-        checkpoints.append((plain_question, plain_answer))
+        checkpoint = (_plain(question), _plain(answer))
+        checkpoints.append(checkpoint)
     return checkpoints
 
 
@@ -211,10 +210,13 @@ def _reading(prose: str, code: str) -> float:
     """By words and lines of code; a prediction takes a minute."""
     without_markup = MARKUP.sub(" ", prose)
     words = WORD.findall(without_markup)
-    lines = [line for line in code.splitlines() if line.strip()]
+    count_of_lines = 0
+    for line in code.splitlines():
+        if line.strip():
+            count_of_lines += 1
     predictions = PREDICTION.findall(code)
     prose_minutes = len(words) / WORDS_PER_MINUTE
-    code_minutes = len(lines) / LINES_PER_MINUTE
+    code_minutes = count_of_lines / LINES_PER_MINUTE
     return prose_minutes + code_minutes + len(predictions)
 
 
@@ -237,7 +239,8 @@ def _writing(cells: list[NotebookNode]) -> float:
 
 def _plain(text: str) -> str:
     """On one line; what is linked from a lesson is found from teaching/ too."""
-    line = " ".join(text.split())
+    words = text.split()
+    line = " ".join(words)
     line = re.sub(r'<a href="([\w-]+\.ipynb)">(.*?)</a>', r"[\2](\1)", line)
     return re.sub(r"\]\((?=[\w-]+\.ipynb|README)", "](../notebooks/", line)
 
@@ -296,7 +299,12 @@ def _counted(minutes: Minutes) -> list[str]:
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table in Markdown; what is counted stands on the right of its column."""
-    rule = ["---:" if name in COUNTED else "---" for name in head]
+    rule = []
+    for name in head:
+        if name in COUNTED:
+            rule.append("---:")
+        else:
+            rule.append("---")
     lines = []
     for row in (head, rule, *rows):
         cells = " | ".join(row)
@@ -438,7 +446,8 @@ def _do(part: Part) -> str:
             votes.append(f"**vote:** {question.text} ({choices})")
         else:
             guesses.append(f"**predict:** {question.text}")
-    pairs = [f"**pairs:** write `{name}`" for name in dict.fromkeys(part.written)]
+    each_once = dict.fromkeys(part.written)
+    pairs = [f"**pairs:** write `{name}`" for name in each_once]
     talk = []
     count = len(part.questions)
     if count == 1:
