@@ -52,12 +52,16 @@ def __getattr__(name: str) -> Any:
     if name not in MOVED:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = importlib.import_module(MOVED[name])
-    return module.two_hosts if name == "two_hosts" else module  # that one is a function
+    if name == "two_hosts":  # which is a function
+        return module.two_hosts
+    return module
 
 
 def main(args: Sequence[str] | None = None) -> int:
     """Does what the command line asks and returns its exit status."""
-    words = sys.argv[1:] if args is None else list(args)
+    words = sys.argv[1:]
+    if args is not None:
+        words = list(args)
     parser, default = command_line()
     front, own_command = own_options(words)
     if front.lang:
@@ -82,7 +86,8 @@ def main(args: Sequence[str] | None = None) -> int:
             "pip install -e '.[lab]', or take the wheel, which needs no such folder"
         )
     if more and asked.what != "lab":
-        parser.error(f"unknown: {' '.join(more)}")
+        unknown = " ".join(more)
+        parser.error(f"unknown: {unknown}")
     os.environ["COURSE_MY"] = asked.my
     if asked.what == "doctor":
         from course_tools.learner import doctor  # which needs no package to be installed
@@ -95,20 +100,24 @@ def main(args: Sequence[str] | None = None) -> int:
     if asked.what == "challenge":
         from course_tools.learner import challenge
 
-        return challenge.main([f"--name={name}" for name in asked.names[:1]])
+        options = []
+        if asked.names:
+            options.append(f"--name={asked.names[0]}")
+        return challenge.main(options)
     if asked.what == "progress":
         from course_tools.learner import progress
 
         return progress.main(asked.names)
     from course_tools.learner import workspace
 
-    again = ["ddp-course"]
+    again = "ddp-course "
     if asked.my != default:
-        again += ["--my", asked.my]
+        again += f"--my {asked.my} "
     if asked.lang:
-        again += ["--lang", asked.lang]
+        again += f"--lang {asked.lang} "
+    again += "fresh "
     command = [f"--{asked.what}", *asked.names, *more]
-    return workspace.main(command, again=" ".join([*again, "fresh "]))
+    return workspace.main(command, again=again)
 
 
 def own_options(words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:

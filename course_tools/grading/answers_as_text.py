@@ -85,14 +85,18 @@ class Answers:
         for name in functions:
             self.names[name] = StandIn(name, label, self)
         if values:
-            self.names.update(dict.fromkeys(values))
+            no_values = dict.fromkeys(values)
+            self.names.update(no_values)
             work_out = functools.partial(self._values, label, values)
-            self.names.update(in_child_process(work_out))
+            answered = in_child_process(work_out)
+            self.names.update(answered)
 
     def _values(self, label: str, names: list[str]) -> dict[str, Any]:
+        """What an answer binds to these names; raises what the answer has raised."""
         self.load(label)
-        if label in self.failed:
-            raise self.failed[label]
+        error = self.failed.get(label)
+        if error is not None:
+            raise error
         return {name: self.names[name] for name in names}
 
     def load(self, label: str) -> None:
@@ -102,13 +106,15 @@ class Answers:
         """
         if os.getpid() == self.kernel_pid:
             raise RuntimeError("an answer is run by ranks only, not by the kernel that judges")
-        wanted = needed(label, self.texts, self._given_names()) - self.loaded
+        given = self._given_names()
+        wanted = needed(label, self.texts, given) - self.loaded
         for known_label, text in self.texts.items():
-            if known_label in wanted:
-                self.loaded.add(known_label)
-                error = run_statements(known_label, text, self.names)
-                if error:
-                    self.failed[known_label] = error
+            if known_label not in wanted:
+                continue
+            self.loaded.add(known_label)
+            error = run_statements(known_label, text, self.names)
+            if error:
+                self.failed[known_label] = error
 
     def _given_names(self) -> set[str]:
         """The names that the lab has given a value; not those that wait for an answer."""
@@ -124,9 +130,8 @@ class Answers:
 
         @functools.wraps(fn, updated=())
         def loaded(*args: Any) -> Any:
-            self.load(
-                label
-            )  # before what a lab has wrapped around the answer, which may look at it
+            # Before what a lab has wrapped around the answer, which may look at it.
+            self.load(label)
             return fn(*args)
 
         outcome = check(loaded, **options)
@@ -142,7 +147,9 @@ def compiled(label: str, text: str | ast.Module) -> CodeType:
 def remember_lines(label: str, text: str) -> None:
     """Let tracebacks know the lines of a text that is in no file."""
     file = f"<{label}>"
-    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    lines = text.splitlines(keepends=True)
+    changed_at = None  # of what is in no file: linecache does not look for one then
+    linecache.cache[file] = (len(text), changed_at, lines, file)
 
 
 def run_statements(label: str, text: str, names: dict[str, Any]) -> BaseException | None:
@@ -210,14 +217,21 @@ def bound(text: str) -> tuple[list[str], list[str]]:
     """The names that a cell binds at its top level: by def or class, and by assignment."""
     functions: list[str] = []
     values: list[str] = []
-    for node in ast.parse(text).body:
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            functions.append(node.name)
-        elif isinstance(node, ast.Assign):
-            for part in ast.walk(node):  # such as x, and x, (y, z)
-                if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store):
-                    values.append(part.id)
+    for statement in ast.parse(text).body:
+        match statement:
+            case ast.FunctionDef() | ast.ClassDef():
+                functions.append(statement.name)
+            case ast.Assign():
+                values += _stored_names(statement)
     return functions, values
+
+
+def _stored_names(statement: ast.Assign) -> Iterator[str]:
+    """The names that an assignment binds, such as x, y and z in `x, (y, z) = ...`."""
+    for node in ast.walk(statement):
+        match node:
+            case ast.Name(ctx=ast.Store()):
+                yield node.id
 
 
 def needed(label: str, texts: Mapping[str, str], given: Set[str] = frozenset()) -> set[str]:
@@ -227,10 +241,10 @@ def needed(label: str, texts: Mapping[str, str], given: Set[str] = frozenset()) 
     """
     names_by_label = {}
     labels = {label}
-    for other_label, other_text in texts.items():
-        names_by_label[other_label] = binds_and_uses(other_text)
-        if "import *" in other_text:  # which may bind anything
-            labels.add(other_label)
+    for known_label, text in texts.items():
+        names_by_label[known_label] = binds_and_uses(text)
+        if "import *" in text:  # which may bind anything
+            labels.add(known_label)
     while True:
         wanted = set()
         for known_label in labels:
@@ -265,8 +279,8 @@ def binds_and_uses(text: str) -> Names:
             if not is_of_module and not symbol.is_global():
                 continue
             name = symbol.get_name()
-            defines = is_of_module and symbol.is_namespace()
-            if defines or symbol.is_assigned() or symbol.is_imported():
+            is_defined = is_of_module and symbol.is_namespace()
+            if is_defined or symbol.is_assigned() or symbol.is_imported():
                 names.bound.add(name)
             if symbol.is_referenced():
                 names.used.add(name)

@@ -95,8 +95,11 @@ def read_class(path: Path) -> Learners:
         return learners
     lines = text_of(path).splitlines()
     for number, line in enumerate(lines, 1):
-        parts = map(str.strip, re.split(r"[,;\t]", line))
-        names = list(filter(None, parts))
+        names = []
+        for part in re.split(r"[,;\t]", line):
+            name = part.strip()
+            if name:
+                names.append(name)
         try:
             for name in names:
                 _add_name(learners, name, folder=names[0])
@@ -114,9 +117,9 @@ def _add_name(learners: Learners, name: str, folder: str) -> None:
     known = learners.known(name)
     if known not in (None, folder):
         raise ValueError(f"{name} is {known} already")
-    learners.names[same(name)] = folder
     first, *last = name.split()
-    canvas_name = "".join([*last, first])  # such as lovelaceada
+    canvas_name = "".join(last) + first  # such as lovelaceada
+    learners.names[same(name)] = folder
     learners.names[same(canvas_name)] = folder
 
 
@@ -133,10 +136,7 @@ def read_marks(path: Path, learners: Learners, possible: Possible) -> list[Mark]
     """
     if not path.exists():
         return []
-    lines = text_of(path).splitlines(keepends=True) or [""]
-    header = lines[0]
-    separator = ";" if ";" in header else ","
-    table = csv.DictReader(lines, delimiter=separator, restval="")
+    table = _table(path)
     columns = set(table.fieldnames or ())
     if not columns >= COLUMNS:
         wanted = ", ".join(sorted(COLUMNS))
@@ -147,7 +147,7 @@ def read_marks(path: Path, learners: Learners, possible: Possible) -> list[Mark]
             continue
         try:
             mark = _mark(line, learners, possible)
-            marked = mark[:3]
+            marked = (mark.student, mark.lab, mark.exercise)
             if marked in marks:
                 raise ValueError("that mark was given above")
         except ValueError as error:
@@ -156,13 +156,25 @@ def read_marks(path: Path, learners: Learners, possible: Possible) -> list[Mark]
     return list(marks.values())
 
 
+def _table(path: Path) -> csv.DictReader:
+    """The lines of a table, whose first line says what separates its columns."""
+    lines = text_of(path).splitlines(keepends=True)
+    separator = ","
+    if lines and ";" in lines[0]:
+        separator = ";"
+    return csv.DictReader(lines, delimiter=separator, restval="")
+
+
 def _mark(line: Mapping[str, str], learners: Learners, possible: Possible) -> Mark:
-    student = learners.known(line["learner"])
+    """The mark of a line; ValueError says what is wrong with it."""
+    name = line["learner"]
+    student = learners.known(name)
     if student is None:
-        raise ValueError(f"nobody is called {line['learner']!r}")
-    slugs = called(line["lab"], possible)
+        raise ValueError(f"nobody is called {name!r}")
+    name_of_lab = line["lab"]
+    slugs = called(name_of_lab, possible)
     if len(slugs) != 1:
-        raise ValueError(f"there is no lab {line['lab']!r}")
+        raise ValueError(f"there is no lab {name_of_lab!r}")
     lab = slugs[0]
     exercise = line["exercise"].strip()
     points_of = possible[lab]
@@ -179,7 +191,8 @@ def _mark(line: Mapping[str, str], learners: Learners, possible: Possible) -> Ma
 
 def called(name: str, slugs: Iterable[str]) -> list[str]:
     """The labs of a name or number, such as 3, "lab 03" or 03_collective_primitives."""
-    beginning = name.casefold().removeprefix("lab").strip(" _")
+    without_word = name.casefold().removeprefix("lab")
+    beginning = without_word.strip(" _")
     if beginning.isdigit():
         beginning = f"{beginning:0>2}_"
     return [slug for slug in slugs if slug.startswith(beginning)]

@@ -35,27 +35,37 @@ def write(
         students: Everybody.
         possible: By lab and exercise, the most points.
     """
-    results: Results = {}
+    results = _results(folder)
     points: Points = defaultdict(dict)
-    for path in sorted(folder.glob("*/[0-9]*.json")):
-        text = path.read_text(encoding="utf-8")
-        result = json.loads(text)
-        student_and_lab = path.parent.name, path.stem
-        results[student_and_lab] = result
+    for student_and_lab, result in results.items():
         points[student_and_lab].update(result["points"])
     texts: dict[str, str] = defaultdict(str)  # by learner
     for mark in marks:
-        points[mark.student, mark.lab][mark.exercise] = mark.points
+        points_of_lab = points[mark.student, mark.lab]
+        points_of_lab[mark.exercise] = mark.points
         title = f"{mark.lab[:2]} {mark.exercise}"
         texts[mark.student] += f"{title}: {mark.points:g}. {mark.reason}\n"
     for student, text in texts.items():
-        path = folder / student / "by_hand.txt"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        folder_of_learner = folder / student
+        folder_of_learner.mkdir(exist_ok=True)
+        by_hand = folder_of_learner / "by_hand.txt"
+        by_hand.write_text(text, encoding="utf-8")
     submissions = [row._asdict() for row in rows]
     _write(folder / "grades.csv", grades(points, students, possible))
     _write(folder / "submissions.csv", submissions)
     _write(folder / "statistics.csv", statistics(results))
+
+
+def _results(folder: Path) -> Results:
+    """What `grade` has written for each learner and lab."""
+    results: Results = {}
+    paths = folder.glob("*/[0-9]*.json")
+    for path in sorted(paths):
+        student = path.parent.name
+        lab = path.stem
+        text = path.read_text(encoding="utf-8")
+        results[student, lab] = json.loads(text)
+    return results
 
 
 def grades(points: Points, students: Iterable[str], possible: Possible) -> Table:
@@ -68,11 +78,13 @@ def grades(points: Points, students: Iterable[str], possible: Possible) -> Table
     for student in students:
         line = {"student": student}
         for lab in labs:
-            of_lab = points.get((student, lab), {})
             number = lab[:2]
-            for name in possible[lab]:
-                line[f"{number} {name}"] = _in_cell(of_lab.get(name))
-            total = sum(of_lab.values()) if of_lab else None
+            of_lab = points.get((student, lab), {})
+            for exercise in possible[lab]:
+                line[f"{number} {exercise}"] = _in_cell(of_lab.get(exercise))
+            total = None
+            if of_lab:
+                total = sum(of_lab.values())
             line[f"{number} total"] = _in_cell(total)
         table.append(line)
     return table
@@ -90,11 +102,13 @@ def statistics(results: Results) -> Table:
     graded = Counter()  # by lab and exercise
     messages = defaultdict(dict)  # likewise, by everybody who has failed
     for (student, lab), result in results.items():
-        for exercise, points in result["points"].items():
+        points_by_exercise = result["points"]
+        verdicts = result["said"]
+        for exercise, points in points_by_exercise.items():
             graded[lab, exercise] += 1
             if not points:
-                verdict = result["said"][exercise]
-                messages[lab, exercise][student] = _gist(verdict)
+                messages_of_exercise = messages[lab, exercise]
+                messages_of_exercise[student] = _gist(verdicts[exercise])
     table = []
     for (lab, exercise), count in graded.items():
         failed = messages[lab, exercise]
@@ -113,10 +127,9 @@ def statistics(results: Results) -> Table:
 
 def _commonest(messages: Iterable[str]) -> str:
     """The messages that most are told, and how many are."""
-    counted = []
-    for text, number in Counter(messages).most_common(COMMON):
-        counted.append(f"{number} x {text}")
-    return "; ".join(counted)
+    counts = Counter(messages)
+    lines = [f"{count} x {text}" for text, count in counts.most_common(COMMON)]
+    return "; ".join(lines)
 
 
 def _gist(verdict: str) -> str:
@@ -133,7 +146,9 @@ def _gist(verdict: str) -> str:
 
 def _write(path: Path, table: Table) -> None:
     """A table whose words no spreadsheet takes for a formula: learners choose some of them."""
-    columns = list(table[0]) if table else ["student"]
+    columns = ["student"]
+    if table:
+        columns = list(table[0])
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, columns)
         writer.writeheader()

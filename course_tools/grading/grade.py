@@ -26,6 +26,7 @@ from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 from course_tools import PACKAGES
+from course_tools.commands import parser_of
 from course_tools.grading import class_files, export, handout, learner_cells, sandbox, submissions
 from course_tools.grading.learner_cells import BY_HAND, LabCell
 from course_tools.grading.submissions import Copy
@@ -51,24 +52,32 @@ class Lab(NamedTuple):
     points: dict[str, float]  # that a check gives, by exercise
     by_hand: dict[str, float]  # that a person gives
 
+    def possible(self) -> dict[str, float]:
+        """The most points of each exercise and conclusion."""
+        return self.points | self.by_hand
+
 
 def lab(target: build.Target) -> Lab:
     """Read a lab's source."""
+    slug = target.built.stem
     text = target.source.read_text(encoding="utf-8")
-    teachers = handout.graded(read_percent(text))
+    solved = read_percent(text)
+    teachers = handout.graded(solved)
     learners = read_percent(text, cut=True)
-    lab = Lab(target.built.stem, [], {}, {})
+    lab_cells = []
+    points = {}
+    by_hand = {}
     for cell, stub in zip(teachers.cells, learners.cells, strict=True):
         metadata = cell.metadata.get("nbgrader")
         if cell.cell_type == "code":
             lab_cell = learner_cells.for_the_judge(cell, stub.id)
-            lab.cells.append(lab_cell)
+            lab_cells.append(lab_cell)
             if metadata.grade:
                 exercise = metadata.grade_id.removeprefix("check-")
-                lab.points[exercise] = float(metadata.points)
+                points[exercise] = float(metadata.points)
         elif metadata:
-            lab.by_hand[metadata.grade_id] = float(metadata.points)
-    return lab
+            by_hand[metadata.grade_id] = float(metadata.points)
+    return Lab(slug, lab_cells, points, by_hand)
 
 
 class Judge:
@@ -109,7 +118,7 @@ class Judge:
                 job.write_text(json.dumps(cells))
                 verdicts = Path(folder, "verdicts")
                 verdicts.touch()
-                end = self._ask({"job": str(job), "verdicts": str(verdicts), "limits": limits})
+                end = self._ask(job, verdicts, limits)
                 if end:
                     lines = verdicts.read_text().splitlines()
                     return end, list(map(json.loads, lines))
@@ -117,9 +126,15 @@ class Judge:
             self.start()
         raise ChildProcessError("the process that judges has failed; what it said stands above")
 
-    def _ask(self, request: dict[str, Any]) -> str:
+    def _ask(self, job: Path, verdicts: Path, limits: dict[str, Any]) -> str:
         """How a job has ended; empty if the server has failed."""
-        line = json.dumps(request | {"slot": self.slot})
+        request = {
+            "job": str(job),
+            "verdicts": str(verdicts),
+            "limits": limits,
+            "slot": self.slot,
+        }
+        line = json.dumps(request)
         with contextlib.suppress(BrokenPipeError):  # then nothing comes back
             print(line, file=self.process.stdin, flush=True)
         answer = self.process.stdout.readline()
@@ -148,12 +163,13 @@ def judged(judge: Judge, lab: Lab, cells: list[LabCell], **limits: Any) -> dict[
     wanted = {cell["name"]: cell for cell in cells}
     verdicts = {}  # by the name of a check
     while True:
-        end, lines = judge.run(list(wanted.values()), **limits)
+        wanted_cells = list(wanted.values())
+        end, lines = judge.run(wanted_cells, **limits)
         last_begun = ""
         for line in lines:
             last_begun = line.get("begins", last_begun)
-            if "check" in line:
-                check = line["check"]
+            check = line.get("check")
+            if check is not None:
                 verdicts[check] = line
                 del wanted[check]
         if end == "done" or last_begun not in wanted:
@@ -172,14 +188,19 @@ def judged(judge: Judge, lab: Lab, cells: list[LabCell], **limits: Any) -> dict[
 
 
 def grade(judge: Judge, lab: Lab, copy: Copy, graded: Path, again: bool) -> str:
-    """Grade a learner's copy, and write down what was found; returns a line about it."""
+    """Grade a learner's copy, and write down what was found; returns a line about it.
+
+    Without `again`, a copy that is as it was when it was graded is not graded: the line is empty.
+    """
     begun = time.monotonic()
-    path = graded / copy.student / f"{lab.slug}.json"
+    folder = graded / copy.student
+    path = folder / f"{lab.slug}.json"
     _keep_as_written(lab, copy, graded)
     cells = copy.written.cells
     digest = _digest(cells)
     if not again and path.exists():
-        known = json.loads(path.read_text())
+        text = path.read_text()
+        known = json.loads(text)
         if known["digest"] == digest:
             return ""
     points = {}
@@ -187,14 +208,17 @@ def grade(judge: Judge, lab: Lab, copy: Copy, graded: Path, again: bool) -> str:
     paragraphs = []
     for exercise, verdict in judged(judge, lab, cells).items():
         most = lab.points[exercise]
-        earned = most if verdict["passed"] else 0.0
+        earned = 0.0
+        if verdict["passed"]:
+            earned = most
         message = verdict["text"]
         points[exercise] = earned
         messages[exercise] = message
         paragraphs.append(f"{exercise}: {earned:g} of {most:g}\n{message}\n")
     result = {"digest": digest, "points": points, "said": messages}
     path.write_text(json.dumps(result, indent=1))
-    path.with_suffix(".txt").write_text("\n".join(paragraphs))
+    for_the_learner = path.with_suffix(".txt")
+    for_the_learner.write_text("\n".join(paragraphs))
     total = sum(points.values())
     possible = sum(lab.points.values())
     seconds = time.monotonic() - begun
@@ -203,13 +227,15 @@ def grade(judge: Judge, lab: Lab, copy: Copy, graded: Path, again: bool) -> str:
 
 def _keep_as_written(lab: Lab, copy: Copy, graded: Path) -> None:
     """Write down a copy's answers as Python, which MOSS and JPlag compare, and its conclusion."""
-    conclusion = graded / copy.student / f"{lab.slug}_{BY_HAND}.md"
-    python = graded / "answers" / lab.slug / f"{copy.student}.py"
-    for file in (conclusion, python):
-        file.parent.mkdir(parents=True, exist_ok=True)
-    answers = copy.written.answers.values()
-    python.write_text("\n\n".join(answers), encoding="utf-8")
+    folder_of_learner = graded / copy.student
+    folder_of_answers = graded / "answers" / lab.slug
+    for folder in (folder_of_learner, folder_of_answers):
+        folder.mkdir(parents=True, exist_ok=True)
+    python = folder_of_answers / f"{copy.student}.py"
+    answers = "\n\n".join(copy.written.answers.values())
+    python.write_text(answers, encoding="utf-8")
     if lab.by_hand:
+        conclusion = folder_of_learner / f"{lab.slug}_{BY_HAND}.md"
         conclusion.write_text(copy.prose, encoding="utf-8")
 
 
@@ -223,14 +249,16 @@ def grade_all(
     copies: list[Copy], labs: dict[str, Lab], graded: Path, again: bool, jobs: int
 ) -> None:
     """Grade side by side, and say how it went."""
-    why = sandbox.refused()
-    if why:
-        print(SENTENCE.format(why), file=sys.stderr)
+    why_bare = sandbox.refused()
+    if why_bare:
+        warning = SENTENCE.format(why_bare)
+        print(warning, file=sys.stderr)
+    is_contained = not why_bare
     begun = time.monotonic()
     judges = SimpleQueue()
     jobs = min(jobs, len(copies))
     for slot in range(jobs):
-        judge = Judge(not why, slot)
+        judge = Judge(is_contained, slot)
         judges.put(judge)
 
     def grade_one(copy: Copy) -> bool:
@@ -257,7 +285,7 @@ def grade_all(
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser = parser_of(__doc__)
     parser.add_argument("folder", type=Path, help="where submitted/ is")
     parser.add_argument("--only", nargs="*", default=[], help="labs, such as 2; all if none")
     parser.add_argument("--who", help="one learner, who is graded again")
@@ -292,21 +320,26 @@ def grade_folder(folder: Path, args: argparse.Namespace) -> None:
     cells = {}
     possible = {}
     for target in handout.labs_of(root):
-        slug = target.built.stem
-        labs[slug] = lab(target)
-        cells[slug] = labs[slug].cells
-        possible[slug] = labs[slug].points | labs[slug].by_hand
+        known_lab = lab(target)
+        slug = known_lab.slug
+        labs[slug] = known_lab
+        cells[slug] = known_lab.cells
+        possible[slug] = known_lab.possible()
     learners = class_files.read_class(folder / "class.txt")
     rows, copies = submissions.collect(folder / "submitted", learners, cells)
     marks = class_files.read_marks(folder / "marks.csv", learners, possible)
     wanted = _chosen_copies(copies, chosen, args.who)
     if not wanted:
-        whose = f" of {args.who}" if args.who else ""
+        nothing = "there is nothing"
+        if args.who:
+            nothing += f" of {args.who}"
         where = f"put each learner's notebooks into {folder}/submitted/NAME/"
-        raise BuildError(f"there is nothing{whose} to grade: {where}")
+        raise BuildError(f"{nothing} to grade: {where}")
     expected_labs = chosen
     if not args.only:
-        expected_labs = sorted({row.lab for row in rows if row.lab})
+        labs_of_rows = {row.lab for row in rows}
+        labs_of_rows.discard("")  # of files that are no copy of a lab
+        expected_labs = sorted(labs_of_rows)
     rows += submissions.missing(rows, learners, expected_labs)
     graded = folder / "graded"
     grade_all(wanted, labs, graded, bool(args.who), args.jobs)

@@ -12,7 +12,6 @@ what an assistant may tell of an exercise. Two tags of a check's cell count:
     hidden-3-7     when graded it also has to pass on 3 and on 7 ranks; the hand-out does not say so
 """
 
-import argparse
 import contextlib
 import os
 import re
@@ -25,6 +24,7 @@ from typing import Any
 import nbformat
 from nbformat import NotebookNode
 
+from course_tools.commands import parser_of
 from course_tools.grading.answers_as_text import bound
 from course_tools.grading.class_files import called
 from course_tools.grading.learner_cells import BY_HAND
@@ -61,8 +61,11 @@ LEARNERS = (
 FOR_TEACHERS = re.compile(
     r"make (test|gpu)\b|in `solutions/`|\]\((\.\./)*(teaching|docs|articles|CONTRIBUTING|CHANGELOG)"
 )
-# A row of a table, an item, a line of code, or a sentence.
-PIECE = re.compile(r"^(?:\||- | {4})[^\n]*\n|[^\n]\S*.*?(?:\.(?=\s)|。|(?=\n\n|\Z))", re.M | re.S)
+PIECE = re.compile(
+    r"^(?:\||- | {4})[^\n]*\n"  # a row of a table, an item, or a line of code
+    r"|[^\n]\S*.*?(?:\.(?=\s)|。|(?=\n\n|\Z))",  # a sentence
+    re.MULTILINE | re.DOTALL,
+)
 LEFT = "__pycache__", ".ipynb_checkpoints", "zh"  # what is built in Chinese is built anew
 CONFIG = """\
 # Written by course_tools.grading.handout. Add what else nbgrader shall know below.
@@ -107,8 +110,10 @@ def graded(notebook: NotebookNode) -> NotebookNode:
             cell.metadata.nbgrader = _metadata(f"answer-{first_name}", solution=True)
         elif name:
             cell.metadata.nbgrader = _metadata(f"check-{name}", points=sum(points or [1]))
+            more = ""
             sizes = tuple(_numbers("hidden", tags))
-            more = f"world_sizes={sizes}" if sizes else ""
+            if sizes:
+                more = f"world_sizes={sizes}"
             cell.source += HIDDEN.format(more=more)
         elif points:
             where = f"belongs to the cell with the check, not to\n{cell.source}"
@@ -170,13 +175,15 @@ def hand_out(folder: Path, names: list[str], root: Path) -> list[str]:
     targets = labs_of(root, names)
     for target in targets:
         try:
-            notebook = graded(build.plan(target))
+            notebook = build.plan(target)
+            notebook = graded(notebook)
         except BuildError as error:
-            raise BuildError(f"{target.source.relative_to(root)}: {error}") from None
-        path = folder / "source" / target.built.stem / target.built.name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        nbformat.write(notebook, path)
-        shutil.copy(ADVICE, path.parent)
+            source = target.source.relative_to(root)
+            raise BuildError(f"{source}: {error}") from None
+        folder_of_lab = folder / "source" / target.built.stem
+        folder_of_lab.mkdir(parents=True, exist_ok=True)
+        nbformat.write(notebook, folder_of_lab / target.built.name)
+        shutil.copy(ADVICE, folder_of_lab)
     config = folder / "nbgrader_config.py"
     if not config.exists():
         config.write_text(CONFIG)
@@ -205,7 +212,8 @@ def withheld(root: Path, folder: Path) -> None:
         copy = folder / name
         copy.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():
-            shutil.copytree(path, copy, ignore=shutil.ignore_patterns(*LEFT))
+            left = shutil.ignore_patterns(*LEFT)
+            shutil.copytree(path, copy, ignore=left)
         else:
             shutil.copy(path, copy)
     shutil.copy(ADVICE, folder)
@@ -214,23 +222,30 @@ def withheld(root: Path, folder: Path) -> None:
         text = PIECE.sub(_for_learners, text)
         path.write_text(text, encoding="utf-8")
     for path in (folder, *folder.rglob("*")):  # others are to read it, whatever the umask is
-        runs = path.is_dir() or path.stat().st_mode & 0o100
-        path.chmod(0o755 if runs else 0o644)
+        mode = 0o644
+        if path.is_dir() or path.stat().st_mode & 0o100:
+            mode = 0o755
+        path.chmod(mode)
 
 
 def _for_learners(piece: re.Match[str]) -> str:
-    return "" if FOR_TEACHERS.search(piece[0]) else piece[0]
+    """A piece of a document, or nothing if it is about what only teachers have."""
+    text = piece[0]
+    if FOR_TEACHERS.search(text):
+        return ""
+    return text
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser = parser_of(__doc__)
     parser.add_argument("names", nargs="*", help="labs, such as 02_process_groups; all if none")
     parser.add_argument("--to", type=Path, required=True, help="the folder to make or to renew")
     parser.add_argument("--root", type=Path, default=build.ROOT, help="the project's folder")
     parser.add_argument("--repository", action="store_true", help="the course, without solutions")
     args = parser.parse_args(argv)
-    to, root = args.to.expanduser().resolve(), args.root.resolve()
+    to = args.to.expanduser().resolve()
+    root = args.root.resolve()
     try:
         if args.repository:
             withheld(root, to)
@@ -238,7 +253,8 @@ def main(argv: list[str] | None = None) -> int:
         else:
             with private(to):
                 labs = hand_out(to, args.names, root)
-            print(f"{args.to}: {', '.join(labs)}; teaching/README.md says what to do there.")
+            names = ", ".join(labs)
+            print(f"{args.to}: {names}; teaching/README.md says what to do there.")
     except (BuildError, OSError) as error:
         print(f"nothing handed out: {error}", file=sys.stderr)
         return 1

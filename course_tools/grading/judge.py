@@ -83,7 +83,8 @@ def judge_inside(job: int, verdicts: int, contained: bool) -> None:
         sandbox.LIBC.prctl(sandbox.SET_DUMPABLE, 0, 0, 0, 0)  # nobody looks into its memory
 
     def say(**verdict: Any) -> None:
-        os.write(verdicts, json.dumps(verdict).encode() + b"\n")
+        line = json.dumps(verdict) + "\n"
+        os.write(verdicts, line.encode())
 
     judge(cells, say, contained)
 
@@ -133,12 +134,16 @@ def judge(cells: list[Cell], say: Say, contained: bool = False) -> None:
         fault = run(cell, names)
         if contained:
             end_all_others()
-        if cell["kind"] == "check":
-            if contained:
-                remove(files() - files_before)
-            words = [str(value) for value in shown if isinstance(value, Outcome)]
-            text = "\n".join([*words, str(fault or "")]).strip()
-            say(check=cell["name"], passed=fault is None, text=text[:SHOWN])
+        if cell["kind"] != "check":
+            continue
+        if contained:
+            new_files = files() - files_before
+            remove(new_files)
+        words = [str(value) for value in shown if isinstance(value, Outcome)]
+        if fault:
+            words.append(fault)
+        text = "\n".join(words).strip()
+        say(check=cell["name"], passed=fault is None, text=text[:SHOWN])
 
 
 def run(cell: Cell, names: dict[str, Any]) -> str | None:
@@ -146,13 +151,15 @@ def run(cell: Cell, names: dict[str, Any]) -> str | None:
 
     A check's last statement requires that it has passed.
     """
-    name, text = cell["name"], cell["text"]
+    name = cell["name"]
+    text = cell["text"]
     try:
         if cell["kind"] == "answer":
             answers_as_text.answer(name, text, cell["functions"], cell["values"])
         else:
             answers_as_text.remember_lines(name, text)
-            exec(answers_as_text.compiled(name, text), names)
+            code = answers_as_text.compiled(name, text)
+            exec(code, names)
     except CheckFailed:  # it has been shown
         return ""
     except BaseException as error:
@@ -162,7 +169,11 @@ def run(cell: Cell, names: dict[str, Any]) -> str | None:
 
 def files() -> set[Path]:
     """What lies in the folders that an answer can write into."""
-    return {path for folder in WRITABLE for path in Path(folder).glob("*")}
+    paths = set()
+    for name in WRITABLE:
+        folder = Path(name)
+        paths.update(folder.glob("*"))
+    return paths
 
 
 def end_all_others() -> None:
@@ -185,21 +196,25 @@ def remove(paths: set[Path]) -> None:
 
 def watched(keeper: int, verdicts: int, limits: sandbox.Limits) -> str:
     """Wait for the end of a sandbox, or bring it about; returns how it ended."""
-    judge_bytes = psutil.Process().memory_info().rss
+    memory = psutil.Process().memory_info()
     said_bytes = -1
     last_word = time.monotonic()
     end = ""
     while not end:
         pid, status = os.waitpid(keeper, os.WNOHANG)
+        if pid and status:
+            return "died"
         if pid:
-            return "died" if status else "done"
+            return "done"
         size = os.fstat(verdicts).st_size
         if size != said_bytes:
             said_bytes = size
             last_word = time.monotonic()
-        if sandbox.used(keeper, judge_bytes) > limits.all_bytes:
+        used_bytes = sandbox.used(keeper, beyond=memory.rss)
+        silent_s = time.monotonic() - last_word
+        if used_bytes > limits.all_bytes:
             end = "memory"
-        elif time.monotonic() - last_word > limits.cell_s:
+        elif silent_s > limits.cell_s:
             end = "time"
         else:
             time.sleep(LOOK_S)

@@ -33,7 +33,10 @@ NO_CELL = "it has none of this lab's answers: no cell has the id or defines the 
 PYTHON_MAGICS = re.compile(r"%%(time|timeit|capture|prun|memit)\b")
 SHELL_LINE = re.compile(r"^(?P<indent>[ \t]*)([%!?].*|[\w.]+\?{1,2}[ \t]*)$", re.MULTILINE)
 # A cell that defines a name; it need not be Python as a whole.
-DEFINES = r"^(?:async +)?(?:def|class) +{0}\b|^(?:\w+ *, *)*{0}(?: *, *\w+)*(?: *:[^=\n]*)? *=(?!=)"
+DEFINES = (
+    r"^(?:async +)?(?:def|class) +{0}\b"
+    r"|^(?:\w+ *, *)*{0}(?: *, *\w+)*(?: *:[^=\n]*)? *=(?!=)"  # an assignment, to others as well
+)
 # What JSON that is no notebook, or is no JSON, ends in.
 FAULTS = (
     ValueError, TypeError, KeyError, AttributeError, RecursionError, nbformat.ValidationError
@@ -73,7 +76,12 @@ def for_the_judge(cell: NotebookNode, exercise_id: str) -> LabCell:
         exercise_id: The id of the same cell in the exercise, where its solution is cut out.
     """
     metadata = cell.metadata.nbgrader
-    lab_cell = {"name": metadata.grade_id, "id": exercise_id, "text": cell.source, "kind": "other"}
+    lab_cell = {
+        "name": metadata.grade_id,
+        "id": exercise_id,
+        "text": cell.source,
+        "kind": "other",
+    }
     if metadata.solution:
         functions, values = bound(cell.source)
         lab_cell["kind"] = "answer"
@@ -91,13 +99,15 @@ def read(path: Path) -> Notebook:
     if not is_plain or path.stat().st_size > LARGEST_MB << 20:
         raise ValueError(f"{path.name} is no plain file of at most {LARGEST_MB} MB")
     content = path.read_bytes()
+    encoding = json.detect_encoding(content)
     try:
-        text = content.decode(json.detect_encoding(content))
+        text = content.decode(encoding)
     except UnicodeDecodeError:
         text = content.decode("latin-1")  # as some editors on Windows save it
     try:
         notebook = nbformat.reader.reads(text)
-        return notebook_of(nbformat.convert(notebook, 4))
+        of_fourth_format = nbformat.convert(notebook, 4)
+        return notebook_of(of_fourth_format)
     except FAULTS as error:
         why = type(error).__name__
         if "\n<<<<<<< " in text:
@@ -110,15 +120,18 @@ def notebook_of(notebook: NotebookNode) -> Notebook:
     cells = []
     prose = ""
     for cell in notebook.cells:
+        tags = cell.metadata.get("tags", [])
         if cell.cell_type == "code":
-            grade_id = cell.metadata.get("nbgrader", {}).get("grade_id")
+            nbgraders = cell.metadata.get("nbgrader", {})
+            grade_id = nbgraders.get("grade_id")
             ids = {str(grade_id), str(cell.get("id"))}
             text = as_python(cell.source)
             cells.append(Cell(ids, text))
-        elif BY_HAND in cell.metadata.get("tags", []):
+        elif BY_HAND in tags:
             prose = cell.source
-    texts = notebook.metadata.get("course", {}).get("texts", {})
-    return Notebook(cells, prose, set(texts))
+    course = notebook.metadata.get("course", {})
+    original_ids = set(course.get("texts", {}))
+    return Notebook(cells, prose, original_ids)
 
 
 def as_python(text: str) -> str:
@@ -135,20 +148,23 @@ def as_python(text: str) -> str:
 
 def written(notebook: Notebook, lab_cells: list[LabCell]) -> Written:
     """What there is of a lab in a notebook."""
-    copied = _indices_of_copied_cells(notebook.cells, lab_cells)
+    learners_cells = notebook.cells
+    copied = _indices_of_copied_cells(learners_cells, lab_cells)
     answers = {}
     of_answers = set()  # indices of the learner's cells
     for lab_index, lab_cell in enumerate(lab_cells):
         if lab_cell["kind"] != "answer":
             continue
-        indices = _cells_of_answer(lab_index, lab_cells, notebook.cells, copied)
-        if indices:
-            texts = [notebook.cells[index].text for index in indices]
-            answers[lab_cell["name"]] = "\n".join(texts)
-            of_answers.update(indices)
-            topmost = indices[0]
-            copied[topmost] = lab_index  # what stands above it is above it in the lab, too
-    others = _other_cells(notebook.cells, lab_cells, copied, of_answers)
+        indices = _cells_of_answer(lab_index, lab_cells, learners_cells, copied)
+        if not indices:
+            continue
+        name = lab_cell["name"]
+        texts = [learners_cells[index].text for index in indices]
+        answers[name] = "\n".join(texts)
+        of_answers.update(indices)
+        topmost = indices[0]
+        copied[topmost] = lab_index  # what stands above it is above it in the lab, too
+    others = _other_cells(learners_cells, lab_cells, copied, of_answers)
     cells = []
     for lab_index, lab_cell in enumerate(lab_cells):
         text = answers.get(lab_cell["name"], lab_cell["text"])
@@ -182,8 +198,13 @@ def _other_cells(
             continue
         copied_below = copied[index + 1 :]
         below = min(copied_below, default=at_the_end)
-        name = f"code cell {index + 1}"
-        other = {"name": name, "kind": "answer", "text": text, "functions": [], "values": []}
+        other = {
+            "name": f"code cell {index + 1}",
+            "kind": "answer",
+            "text": text,
+            "functions": [],
+            "values": [],
+        }
         others[below].append(other)
     return others
 
@@ -192,10 +213,8 @@ def _remarks(notebook: Notebook, lab_cells: list[LabCell]) -> list[str]:
     """What a teacher should know of a copy."""
     if not notebook.original_ids:
         return []
-    changed = 0
-    for cell in lab_cells:
-        if cell["id"] not in notebook.original_ids:
-            changed += 1
+    ids = {cell["id"] for cell in lab_cells}
+    changed = len(ids - notebook.original_ids)
     if not changed:
         return []
     count = f"{changed} of {len(lab_cells)} code cells have changed since"
@@ -219,7 +238,9 @@ def _indices_of_copied_cells(cells: list[Cell], lab_cells: list[LabCell]) -> lis
 
 def _is_copy(cell: Cell, lab_cell: LabCell) -> bool:
     """Whether a learner's cell has the id or the text of the lab's."""
-    if lab_cell["name"] in cell.ids or lab_cell["id"] in cell.ids:
+    if lab_cell["name"] in cell.ids:
+        return True
+    if lab_cell["id"] in cell.ids:
         return True
     text = lab_cell["text"]
     return cell.text.strip() == text.strip()
@@ -247,7 +268,9 @@ def _cells_of_answer(
 
 
 def _indices_of_cells_that_define(name: str, cells: list[Cell]) -> list[int]:
-    pattern = re.compile(DEFINES.format(re.escape(name)), re.MULTILINE)
+    """The indices of a learner's cells that define a name, from top to bottom."""
+    defines = DEFINES.format(re.escape(name))
+    pattern = re.compile(defines, re.MULTILINE)
     indices = []
     for index, cell in enumerate(cells):
         if pattern.search(cell.text):
@@ -284,8 +307,9 @@ def _new_definitions(text: str, taken_names: set[str]) -> str:
         if names.bound & taken_names:
             continue
         first_line = statement.lineno
-        for decorator in getattr(statement, "decorator_list", []):
-            first_line = min(first_line, decorator.lineno)
+        decorators = getattr(statement, "decorator_list", [])
+        if decorators:
+            first_line = decorators[0].lineno
         of_statement = slice(first_line - 1, statement.end_lineno)
         kept_lines[of_statement] = lines[of_statement]
     kept_text = "\n".join(kept_lines).rstrip()

@@ -22,6 +22,7 @@ ANSWER = """\
 from course_tools.grading.answers_as_text import answer as _answer
 _answer({label!r}, {text!r}, {functions!r}, {values!r})"""
 UNDONE = "the check did not come to its end"
+COUNTED = ("display_data", "error")  # kinds of outputs; all others are left out
 
 
 class Cut(ClearSolutions):
@@ -50,7 +51,8 @@ class Sealed(Execute):
     ) -> tuple[NotebookNode, Any]:
         """Run, and put what the cells show into the submission."""
         names = resources["nbgrader"]
-        path = Path(self.source, names["assignment"], f"{names['notebook']}.ipynb")
+        file = f"{names['notebook']}.ipynb"
+        path = Path(self.source, names["assignment"], file)
         teachers = nbformat.read(path, as_version=4)
         run = compose(teachers, nb)
         with TemporaryDirectory() as folder:  # a course_utils.py in the submission stays unread
@@ -62,8 +64,8 @@ class Sealed(Execute):
         ran = {identity(cell): cell for cell in run.cells}
         for cell in nb.cells:
             if cell.cell_type == "code":
-                ran_cell = ran.get(identity(cell))
-                cell.outputs = shown(cell, ran_cell)
+                grade_id = identity(cell)
+                cell.outputs = shown(cell, ran.get(grade_id))
         return nb, resources
 
 
@@ -80,12 +82,21 @@ def compose(notebook: NotebookNode, learners: NotebookNode) -> NotebookNode:
         if cell.cell_type == "code":
             code[identity(cell)] = cell
     lab_cells = [for_the_judge(cell, cell.id) for cell in code.values()]
-    cells = [nbformat.v4.new_code_cell(BEGIN)]
-    for asked in written(notebook_of(learners), lab_cells).cells:
-        cell = code.get(asked["name"], nbformat.v4.new_code_cell())
-        if asked["kind"] == "answer":
-            names = {"functions": asked["functions"], "values": asked["values"]}
-            cell.source = ANSWER.format(label=asked["name"], text=asked["text"], **names)
+    submission = written(notebook_of(learners), lab_cells)
+    begin = nbformat.v4.new_code_cell(BEGIN)
+    cells = [begin]
+    for lab_cell in submission.cells:
+        name = lab_cell["name"]
+        cell = code.get(name)
+        if cell is None:  # a cell of the learner's, which an answer may use
+            cell = nbformat.v4.new_code_cell()
+        if lab_cell["kind"] == "answer":
+            cell.source = ANSWER.format(
+                label=name,
+                text=lab_cell["text"],
+                functions=lab_cell["functions"],
+                values=lab_cell["values"],
+            )
         cells.append(cell)
     return nbformat.v4.new_notebook(cells=cells, metadata=notebook.metadata)
 
@@ -93,13 +104,11 @@ def compose(notebook: NotebookNode, learners: NotebookNode) -> NotebookNode:
 def shown(cell: NotebookNode, ran: NotebookNode | None) -> list[NotebookNode]:
     """Return a cell's outputs. To nbgrader no output is full marks, a result or warning is not."""
     outputs = []
+    if ran:
+        outputs = [output for output in ran.outputs if output.output_type in COUNTED]
     has_come_to_its_end = False
-    for output in ran.outputs if ran else ():
-        kind = output.output_type
-        if kind not in ("display_data", "error"):
-            continue
-        outputs.append(output)
-        if kind == "error" or output.metadata == PROOF:
+    for output in outputs:
+        if output.output_type == "error" or output.metadata == PROOF:
             has_come_to_its_end = True
     metadata = cell.metadata.get("nbgrader", {})
     if metadata.get("grade") and not has_come_to_its_end:
@@ -110,8 +119,9 @@ def shown(cell: NotebookNode, ran: NotebookNode | None) -> list[NotebookNode]:
 
 def configure(config: Any, folder: Path) -> None:
     """What the nbgrader_config.py of a folder says."""
+    source = folder / "source"
     config.CourseDirectory.root = str(folder)
-    config.Sealed.source = str(folder / "source")
+    config.Sealed.source = str(source)
     config.Sealed.timeout = 300  # seconds for a cell; check has shorter deadlines of its own
     generating = _with(Cut, ClearSolutions, GenerateAssignment.preprocessors)
     config.GenerateAssignment.preprocessors = generating
@@ -121,5 +131,9 @@ def configure(config: Any, folder: Path) -> None:
 
 def _with(ours: type, nbgraders: type, preprocessors: Any) -> list[type]:
     """A converter's usual preprocessors, where one of ours takes the place of nbgrader's."""
-    usual = preprocessors.default()
-    return [ours if preprocessor is nbgraders else preprocessor for preprocessor in usual]
+    chosen = []
+    for preprocessor in preprocessors.default():
+        if preprocessor is nbgraders:
+            preprocessor = ours
+        chosen.append(preprocessor)
+    return chosen

@@ -30,9 +30,24 @@ NEW_NS = 0x00020000
 NEW_USER = 0x10000000
 # Hosts' names, what processes share, processes themselves, network and control groups.
 NEW_REST = 0x04000000 | 0x08000000 | 0x20000000 | 0x40000000 | 0x02000000
-READ_ONLY, NO_SUID, NO_DEVICE, BIND, RECURSIVE, PRIVATE = 1, 2, 4, 1 << 12, 1 << 14, 1 << 18
-MOUNT_SETATTR, CURRENT_FOLDER, ALL_BELOW, DETACH = 442, -100, 0x8000, 2
-SET_PARENT_DEATH, SET_DUMPABLE, DROP_BOUND, NO_NEW_PRIVILEGES = 1, 4, 24, 38
+# Of mount(2).
+READ_ONLY = 1
+NO_SUID = 2
+NO_DEVICE = 4
+BIND = 1 << 12
+RECURSIVE = 1 << 14
+PRIVATE = 1 << 18
+# Of mount_setattr(2) and umount2(2).
+MOUNT_SETATTR = 442  # the number of that call
+CURRENT_FOLDER = -100
+ALL_BELOW = 0x8000
+DETACH = 2
+# Of prctl(2).
+SET_PARENT_DEATH = 1
+SET_DUMPABLE = 4
+DROP_BOUND = 24
+NO_NEW_PRIVILEGES = 38
+# Of netdevice(7).
 SIOCSIFFLAGS = 0x8914
 IFF_UP = 1
 NOBODY = 61184  # the first of the numbers that systemd keeps for users who are nobody
@@ -89,7 +104,7 @@ def fork_inside(
         keeper = os.getpid()
         first = os.fork()  # of the new namespace of processes
         if first:
-            _, wait_status = os.waitpid(first, 0)
+            _pid, wait_status = os.waitpid(first, 0)
             if wait_status:
                 os._exit(FAILED)
             return
@@ -99,7 +114,7 @@ def fork_inside(
         os.umask(0o022)
         _rooms(readable, withheld, limits)
         _loopback()
-        _leave_rights(0 if uid else NOBODY + slot)
+        _leave_rights(uid, nobody=NOBODY + slot)
         _limit(limits)
         job()
 
@@ -143,8 +158,9 @@ def refused() -> str:
     if sys.platform != "linux":
         return "only Linux has namespaces"
     with tempfile.TemporaryFile() as complaints:
-        keeper = fork_inside(lambda: None, [], [], Limits(), complaints=complaints.fileno())
-        _, status = os.waitpid(keeper, 0)
+        descriptor = complaints.fileno()
+        keeper = fork_inside(_do_nothing, [], [], Limits(), complaints=descriptor)
+        _pid, status = os.waitpid(keeper, 0)
         complaints.seek(0)
         reason = complaints.read().decode()
     if status and not reason:
@@ -152,7 +168,16 @@ def refused() -> str:
     return reason
 
 
+def _do_nothing() -> None:
+    """The job of a sandbox that is made only to see whether it can be."""
+
+
 def _call(name: str, *arguments: object) -> None:
+    """Call a function of the C library, which returns 0 if all is well.
+
+    Raises:
+        NoSandbox: It has returned something else.
+    """
     function = getattr(LIBC, name)
     if function(*arguments):
         raise NoSandbox(f"{name}: {_system_error()}")
@@ -206,7 +231,8 @@ def _read_only(path: str, below: bool = True) -> None:
 def _rooms(readable: Iterable[Path], withheld: Iterable[Path], limits: Limits) -> None:
     """A root folder of its own, with what is readable, a temporary folder, and nothing else."""
     sources = {}
-    for path in [*map(Path, SYSTEM), *readable]:
+    of_system = map(Path, SYSTEM)
+    for path in [*of_system, *readable]:
         if path.exists():
             sources[path] = path.resolve()
     _mount("none", "/", "", PRIVATE | RECURSIVE)
@@ -249,38 +275,45 @@ def _show(source: Path, place: Path) -> None:
 
 
 def _own_folders(limits: Limits) -> None:
+    """The folders that those inside do not share with the system: of processes, devices, files."""
     for name in ("proc", "dev", "tmp"):
         os.mkdir(f"/new/{name}")
     _mount("proc", "/new/proc", "proc", NO_SUID | NO_DEVICE)
-    size = f"mode=1777,size={limits.disk_bytes}"
-    _mount("tmpfs", "/new/tmp", "tmpfs", NO_SUID | NO_DEVICE, f"{size},nr_inodes=20000")
+    writable = f"mode=1777,size={limits.disk_bytes},nr_inodes=20000"
+    _mount("tmpfs", "/new/tmp", "tmpfs", NO_SUID | NO_DEVICE, writable)
     _mount("tmpfs", "/new/dev", "tmpfs", NO_SUID, "mode=755,size=64k")
     for name in DEVICES:
-        Path(f"/new/dev/{name}").touch()
-        _mount(f"/old/dev/{name}", f"/new/dev/{name}", "", BIND)
+        device = f"/new/dev/{name}"
+        Path(device).touch()
+        _mount(f"/old/dev/{name}", device, "", BIND)
     os.symlink("/proc/self/fd", "/new/dev/fd")
     os.mkdir("/new/dev/shm")
     _read_only("/new/dev", below=False)
-    _mount("tmpfs", "/new/dev/shm", "tmpfs", NO_SUID | NO_DEVICE, f"{size},nr_inodes=20000")
-    Path("/new/etc").mkdir(exist_ok=True)
-    Path("/new/etc/hosts").write_text("127.0.0.1 localhost inside\n")
+    _mount("tmpfs", "/new/dev/shm", "tmpfs", NO_SUID | NO_DEVICE, writable)
+    etc = Path("/new/etc")
+    etc.mkdir(exist_ok=True)
+    hosts = etc / "hosts"
+    hosts.write_text("127.0.0.1 localhost inside\n")
 
 
 def _loopback() -> None:
+    """A network of this machine alone, and a name for it."""
+    request = struct.pack("16sH14x", b"lo", IFF_UP)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        fcntl.ioctl(any_socket, SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", IFF_UP))
+        fcntl.ioctl(any_socket, SIOCSIFFLAGS, request)
     _call("sethostname", b"inside", 6)
 
 
-def _leave_rights(uid: int) -> None:
+def _leave_rights(uid: int, nobody: int) -> None:
     """Become nobody, unless it is a user already, and give all rights away for good."""
-    if uid:
+    is_root = uid == 0
+    if is_root:
         os.setgroups([])
-        os.setresgid(uid, uid, uid)
-        os.setresuid(uid, uid, uid)
+        os.setresgid(nobody, nobody, nobody)
+        os.setresuid(nobody, nobody, nobody)
         with contextlib.suppress(NoSandbox):  # where that is refused, it is to those inside too
             LIBC.prctl(SET_DUMPABLE, 1, 0, 0, 0)  # else its own maps would not be its own
-            _own_user(uid)
+            _own_user(nobody)
     with contextlib.suppress(OSError):  # no namespaces within: there one could mount memory
         Path("/proc/sys/user/max_user_namespaces").write_text("0")
     for number in range(64):
@@ -293,6 +326,7 @@ def _leave_rights(uid: int) -> None:
 
 
 def _limit(limits: Limits, processes: bool = True) -> None:
+    """Limit this process and those that it forks, but not to more than they are limited now."""
     wanted = {
         resource.RLIMIT_FSIZE: limits.file_bytes,
         resource.RLIMIT_CORE: 0,
@@ -305,7 +339,7 @@ def _limit(limits: Limits, processes: bool = True) -> None:
     if processes:  # else it would count all that the user has
         wanted[resource.RLIMIT_NPROC] = limits.processes
     for kind, most in wanted.items():
-        _, hard = resource.getrlimit(kind)
+        _soft, hard = resource.getrlimit(kind)
         if hard != resource.RLIM_INFINITY:
             most = min(most, hard)
         resource.setrlimit(kind, (most, most))
@@ -320,7 +354,8 @@ def used(keeper: int, beyond: int = 0) -> int:
     """
     nameless_files = {}  # one that several hold open counts once
     total = 0
-    for process in psutil.Process(keeper).children(recursive=True):
+    processes = psutil.Process(keeper).children(recursive=True)
+    for process in processes:
         with contextlib.suppress(psutil.Error):  # it has just ended
             memory = process.memory_info()
             total += max(0, memory.rss - beyond)
@@ -331,11 +366,13 @@ def used(keeper: int, beyond: int = 0) -> int:
 def _nameless(pid: int) -> dict[tuple[int, int], int]:
     """The files in memory that a process holds open, and what they take."""
     sizes = {}
+    descriptors = Path(f"/proc/{pid}/fd")
     with contextlib.suppress(OSError):  # gone, or not for us to look at
-        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        for descriptor in descriptors.iterdir():
             status = descriptor.stat()
             has_name = status.st_nlink > 0
-            if not has_name and stat.S_ISREG(status.st_mode):
-                file = status.st_dev, status.st_ino
+            is_file = stat.S_ISREG(status.st_mode)
+            if is_file and not has_name:
+                file = (status.st_dev, status.st_ino)
                 sizes[file] = 512 * status.st_blocks
     return sizes

@@ -90,14 +90,18 @@ def collect(submitted: Path, learners: Learners, labs: Labs) -> tuple[list[Row],
         file = path.relative_to(submitted).as_posix()
         why_ignored = became_of_zips.get(path) or _why_ignored(file, student)
         if why_ignored:
-            rows.append(Row(student, "", file, IGNORED, why_ignored))
+            row = Row(student, "", file, IGNORED, why_ignored)
+            rows.append(row)
             continue
         try:
             copy = _copy(path, student, file, labs)
         except ValueError as error:
+            became = IGNORED
             lab = _named_lab(path, labs)
-            became = NOT_GRADED if lab else IGNORED
-            rows.append(Row(student, lab, file, became, str(error)))
+            if lab:
+                became = NOT_GRADED
+            row = Row(student, lab, file, became, str(error))
+            rows.append(row)
         else:
             copies[student, copy.lab].append(copy)
     newest = []
@@ -132,7 +136,8 @@ def _rows_of_copies(copies: list[Copy]) -> list[Row]:
         when = time.strftime("%Y-%m-%d %H:%M", changed)
         why = f"the newest by its time, {when}"
     remarks = "; ".join([why, *newest.written.remarks])
-    rows = [Row(newest.student, newest.lab, newest.file, GRADED, remarks)]
+    row = Row(newest.student, newest.lab, newest.file, GRADED, remarks)
+    rows = [row]
     why_ignored = f"not the newest, which is {newest.file}"
     for copy in older:
         row = Row(copy.student, copy.lab, copy.file, IGNORED, why_ignored)
@@ -157,9 +162,10 @@ def missing(rows: Iterable[Row], learners: Learners, labs: Iterable[str]) -> lis
     missing_rows = []
     for student in learners.all():
         for lab in labs:
-            if (student, lab) not in handed_in:
-                row = Row(student, lab, "", MISSING, "nothing was handed in")
-                missing_rows.append(row)
+            if (student, lab) in handed_in:
+                continue
+            row = Row(student, lab, "", MISSING, "nothing was handed in")
+            missing_rows.append(row)
     return missing_rows
 
 
@@ -173,8 +179,10 @@ def _copy(path: Path, student: str, file: str, labs: Labs) -> Copy:
         kind = path.suffix or "file without an ending"
         raise ValueError(f"a {kind} is no notebook: ask for the .ipynb file")
     notebook = learner_cells.read(path)
+    slugs = list(labs)
     named_lab = _named_lab(path, labs)
-    slugs = [named_lab] if named_lab else list(labs)
+    if named_lab:
+        slugs = [named_lab]
     written = {}
     answers = {}  # how many
     for slug in slugs:

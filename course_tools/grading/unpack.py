@@ -25,8 +25,9 @@ def unpack(path: Path, into: Path, most_bytes: int = MOST_BYTES) -> str:
             if size > most_bytes:
                 return f"refused: {size >> 20} MB, {most_bytes >> 20} at most"
             for entry in entries:
-                is_of_macos = entry.filename.startswith("__MACOSX/")
-                if not is_of_macos and not entry.is_dir():
+                if entry.is_dir():
+                    continue
+                if not entry.filename.startswith("__MACOSX/"):
                     _place(archive, entry, into)
     except FAULTS as error:
         return f"refused: {error or type(error).__name__}"
@@ -43,9 +44,12 @@ def _opened(path: Path) -> zipfile.ZipFile:
 
 def _place(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, into: Path) -> None:
     """Write a file, unless it is there and somebody has changed it since."""
+    # mktime asks for no weekday and no day of the year, and with -1 it finds out of summer time.
     packed_s = time.mktime((*entry.date_time, 0, 0, -1))
     target = into / entry.filename
-    if target.exists() and target.stat().st_mtime >= packed_s:
-        return
+    if target.exists():
+        changed_s = target.stat().st_mtime
+        if changed_s >= packed_s:
+            return
     extracted = archive.extract(entry, into)
     os.utime(extracted, (packed_s, packed_s))

@@ -18,6 +18,7 @@ WORDS = {
     "zh": ("▶ 检查", "提示", "我们的答案", "进度"),
 }
 _ID = "buttons-"  # and the id of the cell above
+_LONGEST_ID = 64  # in a notebook's format
 _MARKS = ("### BEGIN SOLUTION", "### END SOLUTION")
 
 
@@ -29,13 +30,18 @@ def add_buttons(lab: NotebookNode, solution: NotebookNode | None, language: str)
         solution: The same notebook with answers, or None where learners have none.
         language: `zh`, or nothing for English.
     """
+    words = WORDS[language]
     answers = _answers(lab, solution)
     cells = []
     for index, cell in enumerate(lab.cells):
         cells.append(cell)
-        check = _check_below(lab.cells[index + 1 :])
-        if check is not None and cell.id in answers:
-            row = _row(cell, check, answers[cell.id], WORDS[language])
+        answer = answers.get(cell.id)
+        if answer is None:
+            continue
+        cells_below = lab.cells[index + 1 :]
+        check = _check_below(cells_below)
+        if check is not None:
+            row = _row(cell, check, answer, words)
             cells.append(row)
     lab.cells = cells
 
@@ -48,11 +54,13 @@ def is_buttons(cell: NotebookNode) -> bool:
 def _answers(lab: NotebookNode, solution: NotebookNode | None) -> dict[str, str]:
     """Our answer to each cell that a learner has to write, by the cell's id; empty if unknown."""
     if solution is None or len(solution.cells) != len(lab.cells):
-        return {cell.id: "" for cell in lab.cells if _is_stub(cell)}
+        stubs = filter(_is_stub, lab.cells)
+        return {cell.id: "" for cell in stubs}
     answers = {}
     for cell, solved in zip(lab.cells, solution.cells, strict=True):
-        is_solved = cell.source != solved.source
-        if cell.cell_type == "code" and is_solved:
+        if cell.cell_type != "code":
+            continue
+        if cell.source != solved.source:
             answers[cell.id] = _unmarked(solved.source)
     return answers
 
@@ -88,33 +96,34 @@ def _row(
     """The cell with the buttons below an answer."""
     check_word, hint_word, answer_word, progress_word = words
     ids = {"answer": cell.id, "check": check.id}
-    buttons = [
-        _button("check", ids, check_word),
-        _button("hint", ids, hint_word),
-    ]
+    buttons = _button("check", ids, check_word)
+    buttons += " " + _button("hint", ids, hint_word)
+    folded_answer = ""
     if answer:
         ids_and_answer = {**ids, "packed": packed(answer)}
-        buttons.append(_button("answer", ids_and_answer, answer_word))
-    buttons.append(_button("progress", {}, progress_word))
-    text = f'<div class="course-buttons" hidden>{" ".join(buttons)}</div>'
-    if answer:
-        text += (
+        buttons += " " + _button("answer", ids_and_answer, answer_word)
+        folded_answer = (
             f'\n<details class="course-answer"><summary>{answer_word}</summary>'
             "<pre><code>solutions/</code></pre></details>"
         )
-    row_id = f"{_ID}{cell.id}"[:64]
-    return NotebookNode(new_markdown_cell(text), id=row_id)
+    buttons += " " + _button("progress", {}, progress_word)
+    text = f'<div class="course-buttons" hidden>{buttons}</div>{folded_answer}'
+    row = new_markdown_cell(text)
+    row.id = f"{_ID}{cell.id}"[:_LONGEST_ID]
+    return row
 
 
 def _button(command: str, args: dict[str, str], word: str) -> str:
     """A button that runs a command of ours in JupyterLab."""
     args_json = json.dumps(args)
+    attribute = html.escape(args_json)
     return (
         f'<button data-commandlinker-command="course:{command}" '
-        f'data-commandlinker-args="{html.escape(args_json)}">{word}</button>'
+        f'data-commandlinker-args="{attribute}">{word}</button>'
     )
 
 
 def packed(code: str) -> str:
     """Code as the button carries it: no word of it can be read or searched for."""
-    return base64.b64encode(code.encode()).decode()
+    encoded = base64.b64encode(code.encode())
+    return encoded.decode()

@@ -25,10 +25,11 @@ FILE = "challenge.jsonl"
 
 def saved_entry(path: Path) -> str:
     """The last cell of a notebook that defines `all_reduce`; an empty string if there is none."""
+    definition = f"def {judging.NAME}("
     entry = ""
     notebook = nbformat.read(path, as_version=4)
     for cell in notebook.cells:
-        if cell.cell_type == "code" and f"def {judging.NAME}(" in cell.source:
+        if cell.cell_type == "code" and definition in cell.source:
             entry = cell.source
     return entry
 
@@ -51,16 +52,20 @@ def _board_below_reference(rows: list[dict]) -> str:
 
 def judge_saved(folder: Path, name: str | None) -> int:
     """Judges the entry in a learner's folder and prints the board; returns the exit status."""
+    entry = ""
     notebook = copies.newest(folder, "challenge")
-    text = saved_entry(notebook) if notebook else ""
-    if not text:
+    if notebook is not None:
+        entry = saved_entry(notebook)
+    if not entry:
         missing = f"no {judging.NAME} in a challenge.ipynb of yours"
         print(f"{missing}: `make lab` or `ddp-course` copies it", file=sys.stderr)
         return 1
-    score = judging.judged(text, name or "your entry")
+    score = judging.judged(entry, name or "your entry")
     print(score, end="\n\n")
+    rows = []
     kept = folder / FILE
-    rows = leaderboard.read([kept]) if kept.exists() else []
+    if kept.exists():
+        rows += leaderboard.read([kept])
     rows += leaderboard.rows_of(score, score.name)
     best = leaderboard.merged(rows)
     advice = "Nothing is kept without a name: make challenge name=Ada"
@@ -69,7 +74,9 @@ def judge_saved(folder: Path, name: str | None) -> int:
         advice = f"Your best is kept in {kept.name}: give that file to merge."
     print(_board_below_reference(best))
     print(f"\n{advice}")
-    return 1 if score.why else 0
+    if score.why:
+        return 1
+    return 0
 
 
 def main(args: Sequence[str] | None = None, root: Path = ROOT) -> int:
@@ -80,9 +87,11 @@ def main(args: Sequence[str] | None = None, root: Path = ROOT) -> int:
     parser.add_argument("--again", action="store_true", help="judge the merged entries again")
     chosen = parser.parse_args(args)
     if chosen.merge:
-        print(merged_boards(chosen.merge, chosen.again))
+        board = merged_boards(chosen.merge, chosen.again)
+        print(board)
         return 0
-    return judge_saved(copies.home(root), chosen.name)
+    folder = copies.home(root)
+    return judge_saved(folder, chosen.name)
 
 
 if __name__ == "__main__":

@@ -23,18 +23,28 @@ from course_tools.learner import scoreboard
 from course_tools.learner.buttons import add_buttons, is_buttons
 
 FOLDERS = {"chapter": "notebooks", "lab": "exercises"}  # in the order of the list of files
-MAP, MY_MAP = "README.md", "course_map.md"
+MAP = "README.md"
+MY_MAP = "course_map.md"
 SIGNATURE = "\n<!-- "  # below the map: behind it stands the digest of what the course wrote
 ADVICE = Path(__file__).with_name("AGENTS.md")  # for assistants, in a learner's folder
 SCORES = ".predictions.json"  # what `course_material.scores` keeps
-LINK = re.compile(  # in Markdown, and in the HTML of folded answers
-    r"""(\]\(|href=["'])(?:\.\./(notebooks|exercises|solutions)/)?([0-9]+_\w+\.ipynb|README\.md)"""
+LINK = re.compile(
+    r"""
+    (\]\(|href=["'])  # as a link begins in Markdown, or in the HTML of folded answers
+    (?:\.\./(notebooks|exercises|solutions)/)?  # the folder, where it is another one
+    ([0-9]+_\w+\.ipynb|README\.md)  # the file
+    """,
+    re.VERBOSE,
 )
+DATE_AND_NUMBER = re.compile(r"[\d_-]*")
+SUBGRAPH = re.compile(r"subgraph \w+\[([^]]+)\](.*?)\n +end", re.DOTALL)  # of the map's diagram
+BOX = re.compile(r"(\d\d)\[([^]]+)\]")  # its number, and its label
 
 
 def language() -> str:
     """`zh` if the environment's COURSE_LANG says so, or nothing, which is English."""
-    chosen = os.environ.get("COURSE_LANG", "").strip().lower()
+    setting = os.environ.get("COURSE_LANG", "")
+    chosen = setting.strip().lower()
     if chosen not in ("", "en", "zh"):
         raise SystemExit(f"COURSE_LANG is {chosen}, and the course is there in en and in zh")
     return chosen.removeprefix("en")
@@ -42,8 +52,10 @@ def language() -> str:
 
 def home(root: Path) -> Path:
     """The folder of the copies."""
+    folder = root / "my"
     chosen = os.environ.get("COURSE_MY")
-    folder = Path(chosen) if chosen else root / "my"
+    if chosen:
+        folder = Path(chosen)
     in_language = folder / language()
     return in_language.expanduser().resolve()
 
@@ -82,28 +94,40 @@ def originals(root: Path) -> dict[str, Path]:
 
 def newest(folder: Path, name: str) -> Path | None:
     """The youngest copy of that name; fresh ones have a date, and perhaps a number, behind it."""
-    copies = []
+    copies = {}
     for path in folder.glob(f"{name}*.ipynb"):
         date_and_number = path.stem.removeprefix(name)
-        if re.fullmatch(r"[\d_-]*", date_and_number):
-            copies.append(path)
-    return max(copies, key=lambda path: path.stem, default=None)
+        if DATE_AND_NUMBER.fullmatch(date_and_number):
+            copies[path.stem] = path
+    if not copies:
+        return None
+    youngest = max(copies)
+    return copies[youngest]
 
 
 def labs_in(root: Path, folder: Path) -> dict[str, Path]:
     """A learner's newest copy of each lab, by the lab's name without `lab_`."""
     labs = {}
     for name in originals(root):
+        if not name.startswith("lab_"):
+            continue
         copy = newest(folder, name)
-        if copy is not None and name.startswith("lab_"):
-            labs[copy.stem.removeprefix("lab_")] = copy
+        if copy is not None:
+            lab = copy.stem.removeprefix("lab_")
+            labs[lab] = copy
     return labs
 
 
 def last_used(folder: Path) -> Path | None:
     """The copy that was saved last among those in which a cell has been run, if there is one."""
-    used = [path for path in folder.glob("*.ipynb") if _has_been_run(path)]
-    return max(used, key=lambda path: path.stat().st_mtime, default=None)
+    notebooks = folder.glob("*.ipynb")
+    used = filter(_has_been_run, notebooks)
+    return max(used, key=_saved_at, default=None)
+
+
+def _saved_at(path: Path) -> float:
+    """When a file was saved last, in seconds."""
+    return path.stat().st_mtime
 
 
 def _has_been_run(path: Path) -> bool:
@@ -116,23 +140,31 @@ def _has_been_run(path: Path) -> bool:
 
 def relinked(text: str, original: Path, root: Path, folder: Path) -> str:
     """Returns a text whose links lead to the copies."""
-    kinds = {name: kind for kind, name in FOLDERS.items()}
+    folder_of_original = original.parent.name
 
     def link(match: re.Match[str]) -> str:
-        opening, written_folder, file = match.groups()
-        linked_folder = written_folder or original.parent.name
-        kind = kinds.get(linked_folder)
-        if kind is None:
+        opening, linked_folder, file = match.groups()
+        if linked_folder is None:
+            linked_folder = folder_of_original
+        address = _address_of_copy(linked_folder, file)
+        if address is None:  # such as a solution, of which there is no copy
             target = root / linked_folder / file
             place = os.path.relpath(target, folder)
             address = Path(place).as_posix()
-        elif file == MAP:
-            address = MY_MAP
-        else:
-            address = f"{kind}_{file}"
         return opening + address
 
     return LINK.sub(link, text)
+
+
+def _address_of_copy(linked_folder: str, file: str) -> str | None:
+    """The name of the copy of a file of the course, or None if that folder is not copied."""
+    for kind, name in FOLDERS.items():
+        if name != linked_folder:
+            continue
+        if file == MAP:
+            return MY_MAP
+        return f"{kind}_{file}"
+    return None
 
 
 def copied(original: Path, root: Path, folder: Path) -> NotebookNode:
@@ -153,8 +185,10 @@ def copied(original: Path, root: Path, folder: Path) -> NotebookNode:
     if original.parent.name == FOLDERS["lab"]:
         solution = _solution(original, root)
         add_buttons(notebook, solution, language())
+    texts = {}
+    for cell in notebook.cells:
+        texts[cell.id] = digest(cell.source)
     notebook.metadata["language_info"] = language_of_kernel()
-    texts = {cell.id: digest(cell.source) for cell in notebook.cells}
     notebook.metadata["course"] = {"original": original.name, "texts": texts}
     return notebook
 
@@ -209,7 +243,8 @@ def merged(old: NotebookNode, new: NotebookNode) -> int:
     learner added a cell, it stands before the cell that it stood before: behind the new stub. The
     buttons of the new stub come below both.
     """
-    texts = old.metadata["course"]["texts"]
+    course = old.metadata["course"]
+    texts = course["texts"]
     moved = 0
     at = len(new.cells)
     for cell in reversed(old.cells):
@@ -217,20 +252,25 @@ def merged(old: NotebookNode, new: NotebookNode) -> int:
         is_in_new = cell.id in ids
         if is_in_new:
             at = ids.index(cell.id)
+        if not cell.source.strip():
+            continue
         is_unchanged = texts.get(cell.id) == digest(cell.source)
-        if is_unchanged or not cell.source.strip():
+        if is_unchanged:
             continue
         moved += 1
         if is_in_new:
-            new.cells[at].source = cell.source
+            mine = new.cells[at]
+            mine.source = cell.source
         else:
             was_a_stub = cell.id in texts
-            if was_a_stub and at > 0 and is_buttons(new.cells[at - 1]):
+            is_below_buttons = at > 0 and is_buttons(new.cells[at - 1])
+            if was_a_stub and is_below_buttons:
                 at -= 1
-            new.cells.insert(at, NotebookNode(cell, id=_id_of_mine(cell)))
+            mine = NotebookNode(cell, id=_id_of_mine(cell))
+            new.cells.insert(at, mine)
         if cell.cell_type == "code":
-            new.cells[at].outputs = []
-            new.cells[at].execution_count = None
+            mine.outputs = []
+            mine.execution_count = None
     return moved
 
 
@@ -247,7 +287,8 @@ def lay_out(root: Path, folder: Path, again: str = "make fresh only=") -> list[s
         copy = newest(folder, name)
         if copy is None:
             notebook = copied(original, root, folder)
-            _write(notebook, folder / f"{name}.ipynb")
+            path = folder / f"{name}.ipynb"
+            _write(notebook, path)
             new_copies += 1
         elif has_newer_original(root, folder, name):
             notices.append(f"{copy.name} has a newer original: {again}{name}")
@@ -255,7 +296,8 @@ def lay_out(root: Path, folder: Path, again: str = "make fresh only=") -> list[s
         place = folder.name
         if language():
             place = f"{folder.parent.name}/{place}"
-        notices.insert(0, f"{new_copies} notebooks of your own are in {place}/: write there.")
+        where_to_write = f"{new_copies} notebooks of your own are in {place}/: write there."
+        notices.insert(0, where_to_write)
     lay_out_advice(folder)
     notices += lay_out_scripts(root, folder)
     notices += lay_out_map(root, folder)
@@ -265,9 +307,11 @@ def lay_out(root: Path, folder: Path, again: str = "make fresh only=") -> list[s
 def lay_out_advice(folder: Path) -> None:
     """Copies what assistants of a learner are asked to keep to, unless it is there already."""
     copy = folder / ADVICE.name
-    if not copy.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        copy.write_bytes(ADVICE.read_bytes())
+    if copy.exists():
+        return
+    advice = ADVICE.read_bytes()
+    folder.mkdir(parents=True, exist_ok=True)
+    copy.write_bytes(advice)
 
 
 def has_newer_original(root: Path, folder: Path, name: str) -> bool:
@@ -276,9 +320,9 @@ def has_newer_original(root: Path, folder: Path, name: str) -> bool:
     if copy is None:
         return False
     original = originals(root)[name]
-    made_of = _cells_of_original(read(copy))
-    wanted = _cells_of_original(copied(original, root, folder))
-    return made_of != wanted
+    my_copy = read(copy)
+    new_copy = copied(original, root, folder)
+    return _cells_of_original(my_copy) != _cells_of_original(new_copy)
 
 
 def lay_out_scripts(root: Path, folder: Path) -> list[str]:
@@ -287,8 +331,11 @@ def lay_out_scripts(root: Path, folder: Path) -> list[str]:
     lessons = root / FOLDERS["chapter"]
     scripts = lessons.glob("*.py")
     evidence = lessons.glob("incident/**/*")
-    for original in sorted([*scripts, *evidence]):
-        if not original.is_file() or "__pycache__" in original.parts:
+    paths = [*scripts, *evidence]
+    for original in sorted(paths):
+        if not original.is_file():
+            continue
+        if "__pycache__" in original.parts:
             continue
         name = original.relative_to(lessons)
         copy = folder / name
@@ -332,8 +379,10 @@ def _text_of_map(original: Path, root: Path, folder: Path) -> str:
     text = relinked(text, original, root, folder)
     text = with_links_for_boxes(text)
     text = _to_newest(text, folder)
-    labs = labs_in(root, folder).values()
-    return text + scoreboard.sections(folder / SCORES, labs, language())
+    scores_file = folder / SCORES
+    labs = labs_in(root, folder)
+    sections = scoreboard.sections(scores_file, labs.values(), language())
+    return text + sections
 
 
 def _signed(text: str) -> str:
@@ -357,8 +406,7 @@ def with_links_for_boxes(text: str) -> str:
 
     def as_list(diagram: re.Match[str]) -> str:
         lines = []
-        subgraphs = re.findall(r"subgraph \w+\[([^]]+)\](.*?)\n +end", diagram[0], re.DOTALL)
-        for title, inside in subgraphs:
+        for title, inside in SUBGRAPH.findall(diagram[0]):
             boxes = _linked_boxes(inside, lessons)
             lines.append(f"- **{title}:** {boxes}")
         return "\n".join(lines)
@@ -371,13 +419,15 @@ def _linked_boxes(subgraph: str, lessons: dict[str, str]) -> str:
 
     def linked_box(match: re.Match[str]) -> str:
         number, label = match.groups()
-        if number not in lessons:
+        lesson = lessons.get(number)
+        if lesson is None:
             return label
-        return f"[{label}]({lessons[number]})"
+        return f"[{label}]({lesson})"
 
     parts = []
-    for row in subgraph.strip().split("\n"):
-        linked = re.sub(r"(\d\d)\[([^]]+)\]", linked_box, row.strip())
+    rows = subgraph.strip().split("\n")
+    for row in rows:
+        linked = BOX.sub(linked_box, row.strip())
         if linked.startswith("direction"):
             continue
         _before, dotted_arrow, detour = linked.partition("-.->")
@@ -406,8 +456,10 @@ def fresh(root: Path, folder: Path, name: str, today: datetime.date) -> str:
     """
     original = originals(root)[name]
     notebook = copied(original, root, folder)
+    my_copy = None
     old = newest(folder, name)
-    my_copy = read(old) if old else None
+    if old:
+        my_copy = read(old)
     changes = _changes(my_copy, notebook)
     if my_copy and not changes:
         return f"{old.name} is up to date."
@@ -427,17 +479,20 @@ def fresh(root: Path, folder: Path, name: str, today: datetime.date) -> str:
 def _free_path(folder: Path, name: str, today: datetime.date) -> Path:
     """Where nothing lies yet: without a date, with today's, or with a number behind that."""
     path = folder / f"{name}.ipynb"
+    date = str(today)
     number = 1
     while path.exists():
-        date = str(today) if number == 1 else f"{today}_{number}"
         path = folder / f"{name}_{date}.ipynb"
         number += 1
+        date = f"{today}_{number}"
     return path
 
 
 def _cells(count: int) -> str:
     """A number of cells in words."""
-    return "1 cell" if count == 1 else f"{count} cells"
+    if count == 1:
+        return "1 cell"
+    return f"{count} cells"
 
 
 def _changes(my_copy: NotebookNode | None, wanted: NotebookNode) -> list[str]:
@@ -453,12 +508,13 @@ def _changes(my_copy: NotebookNode | None, wanted: NotebookNode) -> list[str]:
         if is_buttons(cell):  # changes with the cell above it
             continue
         first_line, _, _ = cell.source.partition("\n")
+        shown = first_line[:70]
         cell_of_original = (cell.id, digest(cell.source))
         possible_ids = {cell.id, _id_of_mine(cell)}
         if cell_of_original not in known:
-            lines.append(f"  new or changed: {first_line:.70}")
+            lines.append(f"  new or changed: {shown}")
         elif ids_of_mine.isdisjoint(possible_ids):
-            lines.append(f"  back again: {first_line:.70}")
+            lines.append(f"  back again: {shown}")
     if taken_away and not lines:
         count = _cells(len(taken_away))
         lines.append(f"  gone: {count}")
@@ -502,5 +558,6 @@ def notary() -> NotebookNotary:
 
 def digest(text: str) -> str:
     """What a text is known by."""
-    digest = hashlib.sha256(text.encode())
+    encoded = text.encode()
+    digest = hashlib.sha256(encoded)
     return digest.hexdigest()[:12]

@@ -23,8 +23,11 @@ from typing import NamedTuple
 
 from course_tools import INSTALLED, PACKAGES, ROOT  # which imports nothing else
 
-WELL, MISSING, WRONG = "✓", "!", "✗"
-MB, GB = 1 << 20, 1 << 30
+WELL = "✓"
+MISSING = "!"
+WRONG = "✗"
+MB = 1 << 20
+GB = 1 << 30
 LEAST_LIMIT = 256  # open files, and processes
 EXTRAS = {  # by package: the extra that installs it, and what it is for
     "keras": ("keras", "chapter 10"),
@@ -61,7 +64,8 @@ class Line(NamedTuple):
 def python(root: Path) -> Iterator[Line]:
     """The interpreter and the system."""
     version = platform.python_version()
-    if not (3, 11) <= sys.version_info[:2] < (3, 15):
+    is_supported = (3, 11) <= sys.version_info[:2] < (3, 15)
+    if not is_supported:
         text = (
             f"Python {version}: 3.11, 3.12, 3.13 or 3.14 is needed. Remove .venv, then `make lab "
             "PYTHON=python3.12`"
@@ -77,6 +81,7 @@ def packages(root: Path) -> Iterator[Line]:
     """What pyproject.toml wants, and whether it has the version that everything is tested with."""
     wanted, for_labs = _requirements(root)
     pins = _pins(root)
+    command = _installing(root)
     absent = []
     untested = []
     not_asked_for = []
@@ -95,30 +100,31 @@ def packages(root: Path) -> Iterator[Line]:
         release, _, _ = installed.partition("+")
         tested = pins.get(name, release)
         if problem:
-            command = _installing(root)
             yield Line(WRONG, f"{name} {installed} is {problem}: {command}")
         elif release != tested:
             untested.append(f"{name} {installed} (tested: {tested})")
     if absent:
-        instead = "" if root == INSTALLED else "`make lab`, or "
         names = ", ".join(absent)
-        command = _installing(root)
-        yield Line(WRONG, f"not installed: {names}; mend it by {instead}{command}")
+        ways = f"`make lab`, or {command}"
+        if root == INSTALLED:
+            ways = command
+        yield Line(WRONG, f"not installed: {names}; mend it by {ways}")
     if untested:
         names = ", ".join(untested)
         yield Line(MISSING, f"other versions than those tested: {names}")
     if not_asked_for:
         names = ", ".join(not_asked_for)
-        yield Line(MISSING, f"without {names}, no lessons and labs: {_installing(root)}")
+        yield Line(MISSING, f"without {names}, no lessons and labs: {command}")
 
 
 def _requirements(root: Path) -> tuple[list[str], list[str]]:
     """What pyproject.toml wants, and what it wants for lessons and labs."""
     import tomllib  # which Python 3.10 lacks, and this file has to run there
 
-    pyproject = (root / "pyproject.toml").read_text()
-    project = tomllib.loads(pyproject)["project"]
-    return project["dependencies"], project["optional-dependencies"]["lab"]
+    text = (root / "pyproject.toml").read_text()
+    project = tomllib.loads(text)["project"]
+    extras = project["optional-dependencies"]
+    return project["dependencies"], extras["lab"]
 
 
 def _pins(root: Path) -> dict[str, str]:
@@ -169,16 +175,21 @@ def workers(root: Path) -> Iterator[Line]:
     if not importlib.util.find_spec("torch"):
         return
     command = [sys.executable, "-c", MEET]
-    run = subprocess.run(command, cwd=tempfile.gettempdir(), capture_output=True, text=True)
+    elsewhere = tempfile.gettempdir()
+    run = subprocess.run(command, cwd=elsewhere, capture_output=True, text=True)
     try:
         last_line = run.stdout.splitlines()[-1]
         file, sums, refusal = json.loads(last_line)
     except (ValueError, IndexError):
+        reason = f"it ended with {run.returncode}"
         errors = run.stderr.strip().splitlines()
-        reason = errors[-1] if errors else f"it ended with {run.returncode}"
+        if errors:
+            reason = errors[-1]
         yield Line(WRONG, f"two workers cannot be started: {reason[:300]}")
         return
-    home = PACKAGES if root == INSTALLED else root.resolve()
+    home = root.resolve()
+    if root == INSTALLED:
+        home = PACKAGES
     imported_from = Path(file).resolve().parents[1]
     if imported_from != home:
         text = (
@@ -207,8 +218,10 @@ def loopback(root: Path) -> Iterator[Line]:
         )
         yield Line(WRONG, text)
     wanted = os.environ.get("GLOO_SOCKET_IFNAME")
-    networks = [name for _, name in socket.if_nameindex()] if wanted else []
-    if wanted and wanted not in networks:
+    if not wanted:
+        return
+    networks = [name for _number, name in socket.if_nameindex()]
+    if wanted not in networks:
         text = f"GLOO_SOCKET_IFNAME names {wanted}, and there is no such network: unset it"
         yield Line(WRONG, text)
 
@@ -259,7 +272,9 @@ def folders(root: Path) -> Iterator[Line]:
     """Where learners' copies and temporary files go."""
     chosen = os.environ.get("COURSE_MY") or root / "my"
     copies = Path(chosen).expanduser()
-    existing = next(path for path in (copies, *copies.parents) if path.exists())
+    existing = copies
+    while not existing.exists():
+        existing = existing.parent
     if not os.access(existing, os.W_OK | os.X_OK):
         text = (
             f"{existing} cannot be written: say where your copies go, `make lab my=FOLDER` or "
@@ -269,8 +284,8 @@ def folders(root: Path) -> Iterator[Line]:
     yield from _temporary_files()
     written = {path.stem for path in copies.glob("*.py")}
     for name in sorted(written & HIDDEN):
-        text = f"{copies / name}.py hides the module {name} from your notebooks: rename it"
-        yield Line(WRONG, text)
+        file = copies / f"{name}.py"
+        yield Line(WRONG, f"{file} hides the module {name} from your notebooks: rename it")
 
 
 def _temporary_files() -> Iterator[Line]:
@@ -303,7 +318,8 @@ def kernel(root: Path) -> Iterator[Line]:
     from jupyter_client.kernelspec import KernelSpecManager
 
     try:
-        command = KernelSpecManager().get_kernel_spec("python3").argv[0]
+        kernel_spec = KernelSpecManager().get_kernel_spec("python3")
+        command = kernel_spec.argv[0]
     except Exception as error:
         text = (
             f"Jupyter has no kernel called python3 ({type(error).__name__}): `python -m "
@@ -321,8 +337,9 @@ def kernel(root: Path) -> Iterator[Line]:
 
 def _same(program: str, other: str) -> bool:
     """The same environment; that one Python is a link to the other would not be enough."""
-    folder = os.path.realpath(os.path.dirname(program))
-    return folder == os.path.realpath(os.path.dirname(other))
+    folder = os.path.dirname(program)
+    other_folder = os.path.dirname(other)
+    return os.path.realpath(folder) == os.path.realpath(other_folder)
 
 
 def checkout(root: Path) -> Iterator[Line]:
@@ -340,8 +357,10 @@ def checkout(root: Path) -> Iterator[Line]:
     ready = root / ".venv/.ready"
     if ready.exists():
         installed_at = ready.stat().st_mtime
-        wanted = [root / "pyproject.toml", root / "constraints.txt"]
-        if any(path.stat().st_mtime > installed_at for path in wanted):
+        pyproject = root / "pyproject.toml"
+        constraints = root / "constraints.txt"
+        wanted_at = max(pyproject.stat().st_mtime, constraints.stat().st_mtime)
+        if wanted_at > installed_at:
             text = "the course is newer than what is installed: `make lab` installs what is new"
             yield Line(MISSING, text)
     has_git = shutil.which("git") is not None
@@ -384,11 +403,18 @@ def main(root: Path = ROOT) -> int:
     if to_mend:
         print(f"\n{to_mend} to mend.")
         return 1
-    command = "`ddp-course`" if root == INSTALLED else "`make lab`"
-    if _installed_version("jupyterlab") is None:
-        command = "`from course_utils import launch`, `ddp-course hang`, `ddp-course lint`"
-    print(f"\nNothing has to be mended: {command}.")
+    commands = _commands_to_begin_with(root)
+    print(f"\nNothing has to be mended: {commands}.")
     return 0
+
+
+def _commands_to_begin_with(root: Path) -> str:
+    """What a learner can do here, as Markdown: open JupyterLab if it is installed."""
+    if _installed_version("jupyterlab") is None:
+        return "`from course_utils import launch`, `ddp-course hang`, `ddp-course lint`"
+    if root == INSTALLED:
+        return "`ddp-course`"
+    return "`make lab`"
 
 
 def _report(root: Path) -> Iterator[Line]:
@@ -397,7 +423,8 @@ def _report(root: Path) -> Iterator[Line]:
         try:
             yield from look(root)
         except Exception as error:  # a doctor who faints is of no help
-            yield Line(WRONG, f"{look.__name__}: {type(error).__name__}: {error}")
+            kind = type(error).__name__
+            yield Line(WRONG, f"{look.__name__}: {kind}: {error}")
 
 
 if __name__ == "__main__":

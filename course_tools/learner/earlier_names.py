@@ -23,8 +23,10 @@ def rename(folder: Path) -> list[str]:
     A copy keeps its name where there is one of the new name already.
     """
     renamed = 0
-    for path in sorted(folder.glob("lesson_[0-9][0-9]_*.ipynb")):
-        target = path.with_name(_NAME.sub("chapter_", path.name))
+    earlier_copies = folder.glob("lesson_[0-9][0-9]_*.ipynb")
+    for path in sorted(earlier_copies):
+        new_name = _NAME.sub("chapter_", path.name)
+        target = path.with_name(new_name)
         if not target.exists():
             path.rename(target)
             renamed += 1
@@ -34,7 +36,8 @@ def rename(folder: Path) -> list[str]:
         _lead_to_chapters(path)
     for path in folder.glob(f"{WORKSPACES}/*"):
         text = path.read_text(encoding="utf-8")
-        path.write_text(_NAME.sub("chapter_", text), encoding="utf-8")
+        text = _NAME.sub("chapter_", text)
+        path.write_text(text, encoding="utf-8")
     return [f"{renamed} notebooks are called chapter_... now, no longer lesson_..."]
 
 
@@ -47,11 +50,14 @@ def _lead_to_chapters(path: Path) -> None:
     if notebook is None:
         return
     was_trusted = copies.notary().check_signature(notebook)
-    texts = notebook.metadata.get("course", {}).get("texts", {})
+    course = notebook.metadata.get("course", {})
+    texts = course.get("texts", {})
     has_changed = False
     for cell in notebook.cells:
+        if cell.cell_type != "markdown":
+            continue
         source = _LINK.sub(r"\1chapter_", cell.source)
-        if cell.cell_type != "markdown" or source == cell.source:
+        if source == cell.source:
             continue
         is_unedited = texts.get(cell.id) == copies.digest(cell.source)
         cell.source = source
@@ -61,8 +67,9 @@ def _lead_to_chapters(path: Path) -> None:
     if not has_changed:  # a file of the learner's stays as it was written
         return
     times = path.stat()
+    text = nbformat.writes(notebook)
     draft = path.with_suffix(".draft")
-    draft.write_text(nbformat.writes(notebook) + "\n", encoding="utf-8")
+    draft.write_text(text + "\n", encoding="utf-8")
     draft.replace(path)
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
     if was_trusted:

@@ -29,20 +29,21 @@ def needed(sources: list[str], wanted: str) -> list[int]:
     everything = list(range(len(sources)))
     try:
         names = _used(_table(wanted))
-        cells = [(_touched(source), _used(_table(source))) for source in sources]
+        touched = [_touched(source) for source in sources]
+        used = [_used(_table(source)) for source in sources]
     except SyntaxError:
         return everything
-    found: set[int] = set()
-    before = -1
-    while before < len(found):
-        before = len(found)
-        for number, (touched, used) in enumerate(cells):
-            if touched & names:
-                found.add(number)
-                names |= used
+    numbers: set[int] = set()
+    count_before = -1
+    while len(numbers) > count_before:  # a cell that is needed may need others
+        count_before = len(numbers)
+        for number in everything:
+            if touched[number] & names:
+                numbers.add(number)
+                names |= used[number]
     if names & _HIDE_NAMES:
         return everything
-    return sorted(found)
+    return sorted(numbers)
 
 
 def _table(source: str) -> symtable.SymbolTable:
@@ -54,9 +55,12 @@ def _used(table: symtable.SymbolTable) -> set[str]:
     is_cell = table.get_type() == "module"
     used = set()
     for symbol in table.get_symbols():
-        if symbol.is_declared_global() and symbol.is_assigned():
+        changes_a_cells_name = symbol.is_declared_global() and symbol.is_assigned()
+        if changes_a_cells_name:
             raise SyntaxError("a function that changes a cell's name can be called anywhere")
-        if symbol.is_referenced() and (is_cell or symbol.is_global()):
+        if not symbol.is_referenced():
+            continue
+        if is_cell or symbol.is_global():
             used.add(symbol.get_name())
     for inner in table.get_children():
         used |= _used(inner)
@@ -66,10 +70,12 @@ def _used(table: symtable.SymbolTable) -> set[str]:
 def _touched(source: str) -> set[str]:
     """Names that a cell makes, and those whose values it may change."""
     touched = set()
-    for symbol in _table(source).get_symbols():
+    symbols = _table(source).get_symbols()
+    for symbol in symbols:
         if symbol.is_assigned() or symbol.is_imported():
             touched.add(symbol.get_name())
-    for statement in ast.parse(source).body:
+    statements = ast.parse(source).body
+    for statement in statements:
         if not isinstance(statement, ast.FunctionDef | ast.ClassDef):
             touched.update(_changed(statement))
     return touched
@@ -78,22 +84,32 @@ def _touched(source: str) -> set[str]:
 def _changed(statement: ast.stmt) -> Iterator[str]:
     """Names in `x[0] = 1`, `x.rate = 1`, and in a call whose result isn't kept: `x.append(y)`."""
     for node in ast.walk(statement):
-        if isinstance(node, ast.ImportFrom) and node.names[0].name == "*":
-            raise SyntaxError("nobody knows what it imports")
-        if isinstance(node, ast.Attribute | ast.Subscript) and not isinstance(node.ctx, ast.Load):
-            yield from _owner(node)
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-            call = node.value
-            if isinstance(call.func, ast.Name) and call.func.id in _CHANGE_NOTHING:
-                continue
-            values = [*call.args, *(keyword.value for keyword in call.keywords)]
-            if isinstance(call.func, ast.Attribute):
-                values.append(call.func)
-            for value in values:
-                yield from _owner(value)
+        match node:
+            case ast.ImportFrom(names=[ast.alias(name="*")]):
+                raise SyntaxError("nobody knows what it imports")
+            case ast.Attribute(ctx=ast.Store() | ast.Del()):
+                yield from _owner(node)
+            case ast.Subscript(ctx=ast.Store() | ast.Del()):
+                yield from _owner(node)
+            case ast.Expr(value=ast.Call() as call):
+                yield from _changed_by_call(call)
+
+
+def _changed_by_call(call: ast.Call) -> Iterator[str]:
+    """Names whose values a call may change: those of its arguments, and the one before its dot."""
+    function = call.func
+    if isinstance(function, ast.Name) and function.id in _CHANGE_NOTHING:
+        return
+    for argument in call.args:
+        yield from _owner(argument)
+    for keyword in call.keywords:
+        yield from _owner(keyword.value)
+    if isinstance(function, ast.Attribute):
+        yield from _owner(function)
 
 
 def _owner(node: ast.expr) -> Iterator[str]:
+    """The name that stands in front of all dots and brackets, if a name stands there."""
     while isinstance(node, ast.Attribute | ast.Subscript | ast.Starred):
         node = node.value
     if isinstance(node, ast.Name):

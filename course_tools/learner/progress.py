@@ -36,7 +36,8 @@ def overview(path: Path) -> str:
         except CellTimeoutError:
             return _report(notebook, f"a cell was not done after {_CELL_S} s")
         except (RuntimeError, OSError, zmq.ZMQError) as error:
-            reason = first_line(f"{type(error).__name__}: {error}")
+            kind = type(error).__name__
+            reason = first_line(f"{kind}: {error}")
             problem = f"its kernel did not start, or died: {reason}"
         else:
             return _report(notebook)
@@ -78,7 +79,9 @@ def _report(notebook: NotebookNode, problem: str = "") -> str:
 
 def total(overviews: list[str]) -> str:
     """How many exercises of all these labs pass, counted by their signs."""
-    passed = wanted = uncounted = 0
+    passed = 0
+    wanted = 0
+    uncounted = 0
     for text in overviews:
         signs = []
         for line in text.splitlines():
@@ -96,7 +99,8 @@ def total(overviews: list[str]) -> str:
 
 def main(names: list[str], root: Path = ROOT) -> int:
     """Prints the overview of every lab, or of those named; returns the exit status."""
-    labs = copies.labs_in(root, copies.home(root))
+    folder = copies.home(root)
+    labs = copies.labs_in(root, folder)
     if not labs:
         advice = "no labs of your own yet: `make lab` or `ddp-course` copies them for you"
         print(advice, file=sys.stderr)
@@ -104,7 +108,8 @@ def main(names: list[str], root: Path = ROOT) -> int:
     beginnings = tuple(names) or ("",)
     chosen = [slug for slug in labs if slug.startswith(beginnings)]
     if not chosen:
-        print("no such lab; there are: " + ", ".join(labs), file=sys.stderr)
+        known = ", ".join(labs)
+        print(f"no such lab; there are: {known}", file=sys.stderr)
         return 1
     overviews = []
     for slug in chosen:

@@ -24,17 +24,33 @@ def sections(scores_file: Path, labs: Iterable[Path], language: str) -> str:
         labs: The learner's newest copies.
         language: `zh`, or nothing for English.
     """
-    exercises = []
+    exercises = _rows_of_exercises(scores_file, labs)
+    predictions = _rows_of_predictions(scores_file)
+    section_of_exercises = _table(_EXERCISES[language], exercises)
+    section_of_predictions = _table(_PREDICTIONS[language], predictions)
+    return section_of_exercises + section_of_predictions
+
+
+def _rows_of_exercises(scores_file: Path, labs: Iterable[Path]) -> list[str]:
+    """How many exercises pass, for each lab in which one does."""
+    rows = []
     for lab in labs:
-        names = _exercises(lab)
-        passed = verdicts.passed_in(lab, scores_file).intersection(names)
+        exercises = _exercises(lab)
+        passed = verdicts.passed_in(lab, scores_file).intersection(exercises)
         if passed:
-            exercises.append(f"| [{lab.stem}]({lab.name}) | {len(passed)} / {len(names)} |")
-    predictions = []
-    for chapter, answers in sorted(scores.read(scores_file).items()):
+            link = f"[{lab.stem}]({lab.name})"
+            rows.append(f"| {link} | {len(passed)} / {len(exercises)} |")
+    return rows
+
+
+def _rows_of_predictions(scores_file: Path) -> list[str]:
+    """How many predictions were right, for each chapter with a prediction."""
+    rows = []
+    by_chapter = scores.read(scores_file)
+    for chapter, answers in sorted(by_chapter.items()):
         right = sum(answers.values())
-        predictions.append(f"| {chapter} | {right} / {len(answers)} |")
-    return _table(_EXERCISES[language], exercises) + _table(_PREDICTIONS[language], predictions)
+        rows.append(f"| {chapter} | {right} / {len(answers)} |")
+    return rows
 
 
 def _table(title: tuple[str, str], rows: list[str]) -> str:
@@ -48,7 +64,8 @@ def _table(title: tuple[str, str], rows: list[str]) -> str:
 
 def _exercises(lab: Path) -> list[str]:
     """The answers that a lab's last cell, `progress("mean_of_all", ...)`, counts."""
-    for cell in reversed(verdicts.code_cells(lab)):
+    cells = verdicts.code_cells(lab)
+    for cell in reversed(cells):
         if cell.startswith("progress("):
             return _arguments(cell)
     return []
@@ -60,5 +77,9 @@ def _arguments(call: str) -> list[str]:
         tree = ast.parse(call)
     except SyntaxError:
         return []
-    constants = [node for node in ast.walk(tree) if isinstance(node, ast.Constant)]
-    return [constant.value for constant in constants if isinstance(constant.value, str)]
+    texts = []
+    for node in ast.walk(tree):
+        match node:
+            case ast.Constant(value=str() as text):
+                texts.append(text)
+    return texts

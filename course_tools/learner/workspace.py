@@ -36,6 +36,27 @@ NEWER = "COURSE_NEWER"  # for JupyterLab: names of the copies that have a newer 
 
 def main(args: Iterable[str] | None = None, root: Path = ROOT, again: str = "") -> int:
     """Does what the command line asks and returns its exit status."""
+    options, for_jupyterlab = _command_line(args)
+    folder = home(root)
+    for line in earlier_names.rename(folder):
+        print(line, flush=True)
+    if options.fresh:
+        return make_fresh(root, folder, options.names)
+    if not again:
+        again = "make fresh only="
+        if language():
+            again = "make fresh lang=zh only="
+    for line in lay_out(root, folder, again):
+        print(line, flush=True)
+    if options.lab:
+        command, environment = lab_command(root, folder)
+        command += for_jupyterlab
+        os.execve(sys.executable, command, environment)
+    return 0
+
+
+def _command_line(args: Iterable[str] | None) -> tuple[argparse.Namespace, list[str]]:
+    """The options, and those that only JupyterLab knows."""
     summary, _ = __doc__.split("\n", 1)
     parser = argparse.ArgumentParser(description=summary, allow_abbrev=False)
     parser.add_argument("names", nargs="*", help="such as 03 or lab_03; default: all")
@@ -43,21 +64,9 @@ def main(args: Iterable[str] | None = None, root: Path = ROOT, again: str = "") 
     parser.add_argument("--lab", action="store_true", help="open JupyterLab on them")
     options, unknown = parser.parse_known_args(args)
     if unknown and not options.lab:
-        parser.error(f"unknown: {' '.join(unknown)}")
-    folder = home(root)
-    for line in earlier_names.rename(folder):
-        print(line, flush=True)
-    if options.fresh:
-        return make_fresh(root, folder, options.names)
-    if not again:
-        in_this_language = "lang=zh " if language() else ""
-        again = f"make fresh {in_this_language}only="
-    for line in lay_out(root, folder, again):
-        print(line, flush=True)
-    if options.lab:
-        command, environment = lab_command(root, folder)
-        os.execve(sys.executable, command + unknown, environment)
-    return 0
+        words = " ".join(unknown)
+        parser.error(f"unknown: {words}")
+    return options, unknown
 
 
 def make_fresh(root: Path, folder: Path, beginnings: Iterable[str]) -> int:
@@ -70,7 +79,8 @@ def make_fresh(root: Path, folder: Path, beginnings: Iterable[str]) -> int:
         if name.startswith(wanted) or number_and_slug.startswith(wanted):
             chosen.append(name)
     if not chosen:
-        print("no such notebook; there are: " + ", ".join(known), file=sys.stderr)
+        names = ", ".join(known)
+        print(f"no such notebook; there are: {names}", file=sys.stderr)
         return 1
     today = datetime.date.today()
     for name in chosen:
@@ -85,10 +95,13 @@ def lab_command(root: Path, folder: Path) -> tuple[list[str], dict[str, str]]:
     Returns:
         The command, and the environment that it runs in.
     """
-    top = root if folder.is_relative_to(root) else folder
+    top = folder
+    if folder.is_relative_to(root):
+        top = root
     opened = last_used(folder) or newest(folder, "chapter_00_start_here") or folder
     page = opened.relative_to(top).as_posix()
-    command = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={top}"]
+    command = [sys.executable, "-m", "jupyterlab"]
+    command.append(f"--ServerApp.root_dir={top}")
     command.append(f"--LabApp.default_url=/lab/tree/{page}")
     is_root = hasattr(os, "getuid") and os.getuid() == 0
     if is_root:
@@ -103,7 +116,8 @@ def lab_environment(root: Path, folder: Path) -> dict[str, str]:
     as if it had been activated.
     """
     environment = dict(os.environ)
-    settings = Path(__file__).resolve().parent / "jupyterlab"
+    folder_of_this_file = Path(__file__).resolve().parent
+    settings = folder_of_this_file / "jupyterlab"
     programs = Path(sys.executable).parent
     _put_before(environment, "JUPYTER_CONFIG_PATH", settings)
     environment.setdefault("PATH", os.defpath)
@@ -113,9 +127,14 @@ def lab_environment(root: Path, folder: Path) -> dict[str, str]:
     environment[scores.FILE] = str(folder / SCORES)
     # Its default lies in one's home, and would open tabs of another folder of the course.
     environment["JUPYTERLAB_WORKSPACES_DIR"] = str(folder / earlier_names.WORKSPACES)
-    folder_of_all_languages = folder.parent if language() else folder
+    folder_of_all_languages = folder
+    if language():
+        folder_of_all_languages = folder.parent
     environment["COURSE_MY"] = str(folder_of_all_languages)
-    newer = [name for name in originals(root) if has_newer_original(root, folder, name)]
+    newer = []
+    for name in originals(root):
+        if has_newer_original(root, folder, name):
+            newer.append(name)
     environment[NEWER] = " ".join(newer)
     return environment
 
@@ -123,8 +142,9 @@ def lab_environment(root: Path, folder: Path) -> dict[str, str]:
 def _put_before(environment: dict[str, str], variable: str, folder: Path) -> None:
     """Puts a folder before those that a variable of the environment lists."""
     folders = str(folder)
-    if variable in environment:
-        folders += os.pathsep + environment[variable]
+    folders_behind = environment.get(variable)
+    if folders_behind is not None:
+        folders += os.pathsep + folders_behind
     environment[variable] = folders
 
 

@@ -30,7 +30,9 @@ def all_reduce(sizes: Sequence[int] = SIZES, calls: int = 20) -> list[Row]:
     The bus bandwidth is size / time * 2 (n - 1) / n for n ranks: what each rank's link carries in
     a ring, whatever their number. Source: NVIDIA/nccl-tests, doc/PERFORMANCE.md.
     """
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = "cpu"
+    if torch.cuda.is_available():
+        device = "cuda"
     n = dist.get_world_size()
     share = 2 * (n - 1) / n
     rows = []
@@ -61,10 +63,14 @@ def _finish() -> None:
 def main() -> None:
     """As one of torchrun's processes: join, measure, and let rank 0 print."""
     if torch.cuda.is_available():
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        device = int(os.environ["LOCAL_RANK"])
+        torch.cuda.set_device(device)
     dist.init_process_group()
-    wanted_sizes = json.loads(os.environ.get("BANDWIDTH_SIZES", "null"))
-    rows = all_reduce(wanted_sizes or SIZES)
+    sizes = SIZES
+    wanted_sizes = os.environ.get("BANDWIDTH_SIZES")
+    if wanted_sizes is not None:
+        sizes = json.loads(wanted_sizes)
+    rows = all_reduce(sizes)
     if dist.get_rank() == 0:
         print(json.dumps(rows))
     dist.destroy_process_group()

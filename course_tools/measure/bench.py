@@ -35,6 +35,7 @@ import torch
 import torch.distributed as dist
 
 from course_tools import ROOT
+from course_tools.commands import parser_of
 from course_utils import Network, launch
 from course_utils.devices import prepare
 from course_utils.network.simulation import Interval
@@ -43,7 +44,9 @@ from course_utils.record.event import Event
 
 MESSAGES = 100_000
 MEGABYTES = 256
-LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+LOOPBACK = "lo"
+if sys.platform == "darwin":
+    LOOPBACK = "lo0"
 Turn = tuple[float, float]  # what one turn of ours took, and of the baseline (seconds)
 
 
@@ -55,6 +58,7 @@ def total() -> float:
 
 
 def join(rank: int, ranks: int, file: str) -> None:
+    """Join a group of so many ranks, which meet in a file."""
     os.environ["GLOO_SOCKET_IFNAME"] = LOOPBACK
     store = dist.FileStore(file, ranks)
     wait = timedelta(seconds=60)
@@ -68,6 +72,7 @@ def with_launch(ranks: int) -> list[float]:
 def with_bare_fork(ranks: int) -> list[float]:
     """The floor: no guards, no capture, no errors, no deadline."""
     with tempfile.TemporaryDirectory() as folder:
+        store = f"{folder}/store"
         children = []
         pipes = []
         for rank in range(ranks):
@@ -75,8 +80,9 @@ def with_bare_fork(ranks: int) -> list[float]:
             child = os.fork()
             if child == 0:
                 torch.set_num_threads(1)
-                join(rank, ranks, f"{folder}/store")
-                os.write(write, pickle.dumps(total()))
+                join(rank, ranks, store)
+                packed = pickle.dumps(total())
+                os.write(write, packed)
                 os._exit(0)
             os.close(write)
             pipes.append(read)
@@ -92,30 +98,39 @@ def with_bare_fork(ranks: int) -> list[float]:
 
 
 def _entry(rank: int, ranks: int, file: str, queue: Any) -> None:
+    """What a rank of `start_processes` does."""
     torch.set_num_threads(1)
     join(rank, ranks, file)
-    queue.put((rank, total()))
+    result = total()
+    queue.put((rank, result))
 
 
 def with_start_processes(ranks: int) -> list[float]:
+    """Torch's own launcher, whose results go through a queue."""
     import torch.multiprocessing as mp
 
+    results = {}
     with tempfile.TemporaryDirectory() as folder:
         queue = mp.get_context("fork").SimpleQueue()
         arguments = (ranks, f"{folder}/store", queue)
         mp.start_processes(_entry, arguments, nprocs=ranks, start_method="fork")
-        results = dict(queue.get() for _ in range(ranks))
+        for _ in range(ranks):
+            rank, result = queue.get()
+            results[rank] = result
         queue.close()
     return [results[rank] for rank in range(ranks)]
 
 
 def _joined(folder: str) -> None:
+    """What a rank of Accelerate does."""
     torch.set_num_threads(1)
     rank = os.environ["LOCAL_RANK"]
     ranks = os.environ["WORLD_SIZE"]
     if not dist.is_initialized():
         join(int(rank), int(ranks), f"{folder}/store")
-    Path(folder, rank).write_text(str(total()))
+    result = str(total())
+    file = Path(folder, rank)
+    file.write_text(result)
 
 
 def with_accelerate(ranks: int) -> list[float]:
@@ -134,6 +149,7 @@ def with_accelerate(ranks: int) -> list[float]:
 
 
 def seconds(run: Callable[[], Any]) -> float:
+    """How long it takes."""
     started = time.perf_counter()
     run()
     return time.perf_counter() - started
@@ -202,19 +218,22 @@ def ring(ranks: int, messages: int) -> Trace:
         right = (rank + 1) % ranks
         left = (rank - 1) % ranks
         event = functools.partial(Event, rank=rank, group=group, start_s=0.0, end_s=0.0)
+        message = functools.partial(event, bytes=4096, tag=0)
+        wait = functools.partial(event, kind="wait", bytes=0)
         for send in range(0, 4 * messages // ranks, 4):
             receive = send + 1
             events += [
-                event(index=send, kind="send", bytes=4096, peer=right, tag=0),
-                event(index=receive, kind="recv", bytes=4096, peer=left, tag=0),
-                event(index=send + 2, kind="wait", bytes=0, of=send),
-                event(index=send + 3, kind="wait", bytes=0, of=receive),
+                message(index=send, kind="send", peer=right),
+                message(index=receive, kind="recv", peer=left),
+                wait(index=send + 2, of=send),
+                wait(index=send + 3, of=receive),
             ]
     ended = ((0.0, 0.0),) * ranks
     return Trace(tuple(events), ended)
 
 
 def through_a_heap(numbers: list[int]) -> None:
+    """Push all numbers, then pop all of them."""
     heap: list[int] = []
     for number in numbers:
         heapq.heappush(heap, number)
@@ -225,7 +244,7 @@ def through_a_heap(numbers: list[int]) -> None:
 def replay_speed() -> Turn:
     """A first replay of 100,000 messages, beside what orders a simulation: 5 pushes for each."""
     trace = ring(8, MESSAGES)
-    numbers = [hash(str(k)) for k in range(5 * MESSAGES)]
+    numbers = [hash(str(number)) for number in range(5 * MESSAGES)]
     network = Network(latency_us=10, gbit_s=80)
     replay_s = seconds(lambda: trace.replay(network))
     heap_s = seconds(lambda: through_a_heap(numbers))
@@ -248,14 +267,16 @@ def redraw_speed() -> Turn:
         widgets += getattr(widget, "children", ())
     slider = first_of_kind(widgets, "SelectionSlider")
     picture = first_of_kind(widgets, "HTML")
-    other_values = [value for _, value in slider.options if value != slider.value]
-    values = other_values[:8]
+    values = [value for _label, value in slider.options]
+    values.remove(slider.value)
+    values = values[:8]
 
     def redraw() -> None:
         for value in values:
             slider.value = value
-            content = {"data": {"method": "update", "state": picture.get_state("value")}}
-            session.serialize(session.msg("comm_msg", content))
+            update = {"method": "update", "state": picture.get_state("value")}
+            message = session.msg("comm_msg", {"data": update})
+            session.serialize(message)
 
     redrawn_s = seconds(redraw)
     replay = trace.replay(Network(latency_us=10, gbit_s=80))
@@ -301,9 +322,10 @@ def importing() -> Turn:
 def large_results() -> Turn:
     """Two ranks make 256 MB each and hand them over, beside making them here."""
     kept: list[torch.Tensor] = []
+    elements = MEGABYTES * (1 << 20) // 4
 
     def make() -> torch.Tensor:
-        return torch.ones(MEGABYTES * (1 << 20) // 4)
+        return torch.ones(elements)
 
     launch_s = seconds(lambda: kept.extend(launch(make, world_size=2, backend="gloo")))
     kept.clear()  # giving the memory back is not part of a launch
@@ -370,12 +392,14 @@ def run_test(name: str) -> None:
 
     text = TEST.replace("INTERFACE", LOOPBACK)
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, f"test_{Path(folder).name}.py")
+        name_of_folder = Path(folder).name
+        path = Path(folder, f"test_{name_of_folder}.py")
         path.write_text(text)
-        options = ["-q", "-p", "no:cacheprovider"]
-        options += [f"--rootdir={folder}", f"--basetemp={folder}/base"]
+        command = [f"{path}::{name}", "-q", "-p", "no:cacheprovider"]
+        command.append(f"--rootdir={folder}")
+        command.append(f"--basetemp={folder}/base")
         with contextlib.redirect_stdout(io.StringIO()) as printed:
-            status = pytest.main([f"{path}::{name}", *options])
+            status = pytest.main(command)
     if status:
         raise RuntimeError(printed.getvalue())
 
@@ -402,8 +426,9 @@ def served_elsewhere() -> dict[str, Figure]:
     figures = {}
     for launcher, run in LAUNCHERS.items():
         for ranks in (2, 4, 8, 64):
+            name = f"{launcher}, {ranks} ranks"
             turn = functools.partial(against_the_fork, run, ranks)
-            figures[f"{launcher}, {ranks} ranks"] = Figure(turn, FORK)
+            figures[name] = Figure(turn, FORK)
     return figures
 
 
@@ -413,7 +438,8 @@ def beside_the_fork(*launchers: str, sizes: tuple[int, ...] = (2, 4, 8)) -> dict
     for launcher in launchers:
         for ranks in sizes:
             name = f"{launcher}, {ranks} ranks"
-            figures[name] = Figure(functools.partial(elsewhere, name), FORK)
+            turn = functools.partial(elsewhere, name)
+            figures[name] = Figure(turn, FORK)
     return figures
 
 
@@ -421,9 +447,12 @@ def our_launches() -> dict[str, Figure]:
     """Figures of `launch` in a kernel that has launched before; 64 ranks have no aim."""
     figures = {}
     for ranks in (2, 4, 8, 64):
-        aim = 1.10 if ranks <= 8 else None
+        name = f"launch, {ranks} ranks"
         turn = functools.partial(launched, ranks)
-        figures[f"launch, {ranks} ranks"] = Figure(turn, FORK, aim)
+        aim = None
+        if ranks <= 8:
+            aim = 1.10
+        figures[name] = Figure(turn, FORK, aim)
     return figures
 
 
@@ -438,7 +467,9 @@ FIGURES = {
     "CPU of import": Figure(importing, "torch alone"),
     "2 x 256 MB back": Figure(large_results, "made here"),
 }
-OTHERS = ["Accelerate"] if importlib.util.find_spec("accelerate") else []  # an extra, `bench`
+OTHERS = []
+if importlib.util.find_spec("accelerate"):  # of the extra `bench`
+    OTHERS.append("Accelerate")
 ASKED_FOR = {
     **beside_the_fork(*OTHERS),
     "1,000 images of DDP": Figure(training, "torchrun"),
@@ -450,8 +481,9 @@ class Checkout:
 
     def __init__(self, folder: Path, where: str = "here") -> None:
         # Each checkout is measured by its own benchmark, which knows how its library is laid out.
-        command = [sys.executable, str(benchmark_of(folder)), "--serve", where]
-        environment = {**os.environ, "PYTHONPATH": str(folder)}
+        benchmark = benchmark_of(folder)
+        command = [sys.executable, str(benchmark), "--serve", where]
+        environment = os.environ | {"PYTHONPATH": str(folder)}
         self._process = subprocess.Popen(
             command,
             env=environment,
@@ -464,7 +496,8 @@ class Checkout:
     def measure(self, figure: str) -> Turn | str:
         """One turn's two numbers, or why there are none."""
         print(figure, file=self._process.stdin, flush=True)
-        answer = json.loads(self._process.stdout.readline())
+        line = self._process.stdout.readline()
+        answer = json.loads(line)
         if isinstance(answer, str):
             return answer
         return tuple(answer)
@@ -490,8 +523,9 @@ def serve(figures: dict[str, Figure]) -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     for line in sys.stdin:
+        name = line.strip()
         try:
-            figure = figures[line.strip()]
+            figure = figures[name]
             answer: Turn | str = figure.turn()
         except Exception as error:
             answer = repr(error)
@@ -499,6 +533,7 @@ def serve(figures: dict[str, Figure]) -> None:
 
 
 def quartiles(values: list[float]) -> dict[str, float]:
+    """The median of these values, and the two other quartiles."""
     low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
     return {"median": middle, "low": low, "high": high}
 
@@ -510,18 +545,16 @@ def compare(figure: str, checkouts: list[Checkout], budget_s: float) -> list[lis
         if isinstance(warm_up, str):  # why it cannot be measured
             return warm_up
     turns = [[] for _ in checkouts]
+    order = list(zip(checkouts, turns, strict=True))
     end = time.monotonic() + budget_s
-    done = 0
-    while done < 40:
+    for done in range(40):
         is_over = time.monotonic() >= end
         if is_over and done >= 5:
             break
-        order = list(zip(checkouts, turns, strict=True))
-        if done % 2 == 0:
-            order.reverse()
+        order.reverse()
         for checkout, turns_of_checkout in order:
-            turns_of_checkout.append(checkout.measure(figure))
-        done += 1
+            turn = checkout.measure(figure)
+            turns_of_checkout.append(turn)
     return turns
 
 
@@ -537,29 +570,34 @@ def row(turns: list[list[Turn]]) -> dict[str, Any]:
     }
     if len(turns) > 1:
         their_turns = turns[1]
-        then, _ = zip(*their_turns, strict=True)
+        theirs = [there_s for there_s, _beside_s in their_turns]
+        pairs = zip(ours, theirs, strict=True)
         result["then"] = ratios(their_turns)
-        result["to_then"] = ratios(zip(ours, then, strict=True))
+        result["to_then"] = ratios(pairs)
     return result
 
 
 def ratios(pairs: Iterable[Turn]) -> dict[str, float]:
     """The quartiles of the ratios in these pairs."""
-    return quartiles([first / second for first, second in pairs])
+    values = [first / second for first, second in pairs]
+    return quartiles(values)
 
 
 def shown(spread: dict[str, float]) -> str:
+    """The median of quartiles, and how far they reach."""
     return "{median:.2f} ({low:.2f} to {high:.2f})".format(**spread)
 
 
 def line(name: str, figure: Figure, result: dict[str, Any]) -> str:
     """A row of the table: times, the ratio with its quartiles, the aim, and the other checkout."""
     ratio = result["ratio"]
-    ms = result["ms"]
-    beside_ms = result["beside_ms"]
-    text = f"{name:32} {ms:8.1f} ms, {figure.beside} {beside_ms:.1f} ms: {shown(ratio)}"
+    ours = f"{result['ms']:8.1f} ms"
+    beside = f"{figure.beside} {result['beside_ms']:.1f} ms"
+    text = f"{name:32} {ours}, {beside}: {shown(ratio)}"
     if figure.aim:
-        verdict = "reached" if ratio["median"] <= figure.aim else "MISSED"
+        verdict = "MISSED"
+        if ratio["median"] <= figure.aim:
+            verdict = "reached"
         text += f", aim {figure.aim:g} {verdict}"
     if "then" in result:
         then = shown(result["then"])
@@ -587,12 +625,15 @@ def load_of_machine() -> str:
     """A sentence on how busy this machine is."""
     load, *_ = os.getloadavg()
     cores = os.cpu_count() or 1
-    busy = ": other programs took part in this" if load > 1.5 * cores else ""
-    return f"load average {load:.1f} on {cores} cores{busy}"
+    sentence = f"load average {load:.1f} on {cores} cores"
+    if load > 1.5 * cores:
+        sentence += ": other programs took part in this"
+    return sentence
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    """Run the command line."""
+    parser = parser_of(__doc__)
     parser.add_argument("--against", type=Path, metavar="FOLDER", help="another checkout")
     parser.add_argument("--only", default="", help="figures whose name contains this")
     parser.add_argument("--seconds", type=float, default=16, help="of each figure")
@@ -608,8 +649,11 @@ def main() -> None:
         return
     checkouts = [Checkout(ROOT)]
     if options.against:
-        checkouts.append(Checkout(options.against.resolve()))
-    figures = FIGURES | ASKED_FOR if options.others else FIGURES
+        folder = options.against.resolve()
+        checkouts.append(Checkout(folder))
+    figures = dict(FIGURES)
+    if options.others:
+        figures |= ASKED_FOR
     chosen = {}
     for name, figure in figures.items():
         if options.only in name:
@@ -630,7 +674,8 @@ def write_json(path: Path, results: dict[str, Any]) -> None:
         "torch": version("torch"),
         "python": platform.python_version(),
     }
-    text = json.dumps({"machine": machine, "figures": results}, indent=1)
+    report = {"machine": machine, "figures": results}
+    text = json.dumps(report, indent=1)
     path.write_text(text + "\n")
 
 

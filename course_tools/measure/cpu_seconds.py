@@ -4,13 +4,14 @@ make test seconds=FILE
 .venv/bin/python -m course_tools.measure.cpu_seconds FILE [EARLIER] [--top N]
 """
 
-import argparse
 import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from operator import itemgetter
 from pathlib import Path
+
+from course_tools.commands import parser_of
 
 # A kind of tests, and how the names of its tests begin; the first that fits counts.
 KINDS = {
@@ -35,18 +36,19 @@ def kind(name: str) -> tuple[str, str]:
 
 def read(path: Path) -> list[dict]:
     """The lines that `--seconds` wrote."""
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    lines = path.read_text().splitlines()
+    return [json.loads(line) for line in lines]
 
 
 def summed(lines: Iterable[dict], column: str) -> Counter[tuple[str, str]]:
     """The sum of a column for each kind, and for each that is of that kind."""
     sums = Counter()
     for line in lines:
-        title, which = kind(line["name"])
+        title, part = kind(line["name"])
         seconds = line[column]
         sums[title, ""] += seconds
-        if which:
-            sums[title, which] += seconds
+        if part:
+            sums[title, part] += seconds
     return sums
 
 
@@ -57,21 +59,22 @@ def table(lines: list[dict], earlier: list[dict]) -> Iterable[str]:
     yield f"{'':26}{'before':>8}{'now':>8}"
     larger = now | before  # by kind, the larger of both sums
     parts_of = defaultdict(list)
-    for title, which in sorted(larger):
-        if which:
-            parts_of[title].append(which)
     totals = Counter()
-    for title, which in sorted(larger):
-        if not which:
+    for title, part in sorted(larger):
+        if part:
+            parts_of[title].append(part)
+        else:
             totals[title] = larger[title, ""]
     for title, _larger_s in totals.most_common():
         yield _row(title, before[title, ""], now[title, ""])
-        for which in parts_of[title]:
-            part = title, which
-            yield _row(f"    {which}", before[part], now[part])
-    all_before = sum(line["cpu_s"] for line in earlier)
-    all_now = sum(line["cpu_s"] for line in lines)
-    yield _row("all", all_before, all_now)
+        for part in parts_of[title]:
+            yield _row(f"    {part}", before[title, part], now[title, part])
+    yield _row("all", _cpu_s(earlier), _cpu_s(lines))
+
+
+def _cpu_s(lines: list[dict]) -> float:
+    """The CPU seconds of all lines."""
+    return sum(line["cpu_s"] for line in lines)
 
 
 def _row(label: str, before_s: float, now_s: float) -> str:
@@ -79,16 +82,21 @@ def _row(label: str, before_s: float, now_s: float) -> str:
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    arguments.add_argument("file", type=Path)
-    arguments.add_argument("earlier", type=Path, nargs="?")
-    arguments.add_argument("--top", type=int, default=0, metavar="N", help="the costliest tests")
-    chosen = arguments.parse_args()
+    """Run the command line."""
+    parser = parser_of(__doc__)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("earlier", type=Path, nargs="?")
+    parser.add_argument("--top", type=int, default=0, metavar="N", help="the costliest tests")
+    chosen = parser.parse_args()
     lines = read(chosen.file)
-    earlier = read(chosen.earlier) if chosen.earlier else []
-    print(*table(lines, earlier), sep="\n")
-    costliest_first = sorted(lines, key=itemgetter("cpu_s"), reverse=True)
-    for line in costliest_first[: chosen.top]:
+    earlier = []
+    if chosen.earlier:
+        earlier = read(chosen.earlier)
+    for row in table(lines, earlier):
+        print(row)
+    lines.sort(key=itemgetter("cpu_s"), reverse=True)
+    costliest = lines[: chosen.top]
+    for line in costliest:
         print("{cpu_s:8.2f} CPU s {wall_s:8.2f} s  {name}".format(**line))
 
 

@@ -34,48 +34,63 @@ def train(blocks: int = 10, steps: int = 50, batch: int = 64) -> float:
     images = torch.randn(batch, 784)
     labels = torch.arange(batch) % 10
     seconds_of_blocks = []
-    for _ in range(1 + blocks):  # the first one warms up
+    for _ in range(1 + blocks):
         dist.barrier()
         begun = time.perf_counter()
         for _ in range(steps):
-            loss = cross_entropy(model(images), labels)
+            outputs = model(images)
+            loss = cross_entropy(outputs, labels)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
         dist.barrier()
-        seconds_of_blocks.append(time.perf_counter() - begun)
-    median_s = statistics.median(seconds_of_blocks[1:])
-    return steps * batch * dist.get_world_size() / median_s
+        seconds = time.perf_counter() - begun
+        seconds_of_blocks.append(seconds)
+    _warm_up, *counted = seconds_of_blocks
+    images_of_block = steps * batch * dist.get_world_size()
+    return images_of_block / statistics.median(counted)
 
 
 def under_launch() -> float:
+    """Images per second in ranks of `launch`."""
     results = launch(train, world_size=RANKS, backend="gloo")
     return results[0]
 
 
 def under_torchrun() -> float:
+    """Images per second in processes of torchrun."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += [f"--nproc-per-node={RANKS}", "-m", "course_tools.measure.ddp_throughput"]
-    loopback = {"GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo"}
+    loopback = "lo"
+    if sys.platform == "darwin":
+        loopback = "lo0"
+    timeout_s = 120.0 * slowness()
     with tempfile.TemporaryDirectory() as folder:
-        environment = {**os.environ, **loopback, "OMP_NUM_THREADS": "1", "TMPDIR": folder}
-        environment["RESULT"] = f"{folder}/result"
-        timeout_s = 120.0 * slowness()
+        file = Path(folder, "result")
+        settings = {
+            "GLOO_SOCKET_IFNAME": loopback,
+            "OMP_NUM_THREADS": "1",
+            "TMPDIR": folder,
+            "RESULT": str(file),
+        }
+        environment = os.environ | settings
         subprocess.run(command, env=environment, check=True, capture_output=True, timeout=timeout_s)
-        result = Path(folder, "result").read_text()
+        result = file.read_text()
     return json.loads(result)
 
 
 def paired(repeats: int) -> dict[str, list[float]]:
     """Images per second in `repeats` turns; who goes first alternates."""
-    runs = {"launch": under_launch, "torchrun": under_torchrun}
-    results: dict[str, list[float]] = {name: [] for name in runs}
+    with_launch = []
+    with_torchrun = []
     for turn in range(repeats):
         torchrun_first = turn % 2 == 1
-        for name in sorted(runs, reverse=torchrun_first):
-            run = runs[name]
-            results[name].append(run())
-    return results
+        if torchrun_first:
+            with_torchrun.append(under_torchrun())
+        with_launch.append(under_launch())
+        if not torchrun_first:
+            with_torchrun.append(under_torchrun())
+    return {"launch": with_launch, "torchrun": with_torchrun}
 
 
 def main() -> None:
@@ -83,7 +98,9 @@ def main() -> None:
     dist.init_process_group("gloo")
     images_per_s = train()
     if dist.get_rank() == 0:
-        Path(os.environ["RESULT"]).write_text(json.dumps(images_per_s))
+        result = json.dumps(images_per_s)
+        file = Path(os.environ["RESULT"])
+        file.write_text(result)
     dist.destroy_process_group()
 
 

@@ -7,7 +7,6 @@ guilty stands in `truth.json` of the folder above, or in `fault_injection.log` b
 At last a job of very many ranks is made up, in which one does not come, and read from its files.
 """
 
-import argparse
 import contextlib
 import functools
 import gzip
@@ -23,10 +22,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from course_tools import ROOT
+from course_tools.commands import parser_of
 from course_utils.flight.explanation import explain_dumps
 
 CASES = ROOT / "tests" / "data" / "flight"
-TENSOR, PIPELINE = 8, 4  # ranks of such a group in the job that is made up
+TENSOR = 8  # ranks of such a group in the job that is made up
+PIPELINE = 4
 
 
 class Row(NamedTuple):
@@ -49,8 +50,10 @@ def rows(folders: list[Path]) -> Iterator[Row]:
 
 def folders_below(folder: Path) -> list[Path]:
     """The folder itself, or those in it that have files."""
-    inner = sorted(path for path in folder.iterdir() if path.is_dir())
-    return inner or [folder]
+    inner = [path for path in folder.iterdir() if path.is_dir()]
+    if not inner:
+        return [folder]
+    return sorted(inner)
 
 
 def measure(folder: Path) -> Row:
@@ -62,14 +65,15 @@ def measure(folder: Path) -> Row:
     begun_s = time.perf_counter()
     outcome_of_torch = torchfrtrace(folder)
     seconds_theirs = time.perf_counter() - begun_s
+    verdict = explanation.verdict
     return Row(
-        folder.name,
-        truth(folder),
-        explanation.guilty,
-        f"{explanation.verdict.outcome}, {explanation.verdict.certainty}",
-        outcome_of_torch,
-        seconds,
-        seconds_theirs,
+        case=folder.name,
+        truth=truth(folder),
+        ours=explanation.guilty,
+        outcome=f"{verdict.outcome}, {verdict.certainty}",
+        outcome_of_torch=outcome_of_torch,
+        seconds=seconds,
+        seconds_theirs=seconds_theirs,
     )
 
 
@@ -97,9 +101,11 @@ def torchfrtrace(folder: Path) -> str:
     with tempfile.TemporaryDirectory() as copies:
         for file in sorted(folder.iterdir()):
             match = re.search(r"(\d+)(\.json\.gz)?$", file.name)
-            if match:
-                copy = Path(copies, f"dump_{match[1]}")
-                copy.write_bytes(_as_torch_wants(file, folder))
+            if match is None:
+                continue
+            dump = _as_torch_wants(file, folder)
+            copy = Path(copies, f"dump_{match[1]}")
+            copy.write_bytes(dump)
         arguments = [copies, "--prefix=dump_", "--allow-incomplete-ranks"]
         try:
             fr_trace.main(arguments)
@@ -120,6 +126,7 @@ def _their_tool() -> tuple[Any, io.StringIO]:
 
 
 def _as_torch_wants(file: Path, folder: Path) -> bytes:
+    """A dump in pickle's form, with a table of groups."""
     data = file.read_bytes()
     if data[:2] == b"\x1f\x8b":
         data = gzip.decompress(data)
@@ -129,21 +136,23 @@ def _as_torch_wants(file: Path, folder: Path) -> bytes:
         dump = pickle.loads(data)  # only of this repository
     if "0" not in dump["pg_config"]:
         highest = max(map(_rank_of, folder.iterdir()))
-        ranks = str(list(range(highest + 1)))
-        dump["pg_config"] = {"0": {"name": "0", "desc": "default_pg", "ranks": ranks}}
+        ranks = list(range(highest + 1))
+        default_group = {"name": "0", "desc": "default_pg", "ranks": str(ranks)}
+        dump["pg_config"] = {"0": default_group}
     return pickle.dumps(dump)
 
 
 def _rank_of(file: Path) -> int:
     """The rank in the name of a dump."""
-    return int(re.search(r"\d+", file.name)[0])
+    rank = re.search(r"\d+", file.name)
+    return int(rank[0])
 
 
 def _summary(text: str) -> str:
-    """The ranks that it blames, and its kinds of complaints."""
+    """The ranks that it blames, or nobody."""
     blamed = set()
-    for listed in re.findall(r"missing ranks: \{([\d, ]+)|Culprit rank (\d+)", text):
-        ranks = re.findall(r"\d+", " ".join(listed))
+    for missing, culprit in re.findall(r"missing ranks: \{([\d, ]+)|Culprit rank (\d+)", text):
+        ranks = re.findall(r"\d+", missing or culprit)
         blamed.update(map(int, ranks))
     if not blamed:
         return "nobody"
@@ -166,8 +175,9 @@ def make_up(folder: Path, ranks: int) -> int:
             config[name] = {"name": name, "desc": desc, "ranks": str(members)}
         entries = _entries(rank, absent)
         dump = {"version": "2.10", "pg_config": config, "pg_status": {}, "entries": entries}
+        data = pickle.dumps(dump, protocol=2)
         path = folder / f"_dump_{rank}"
-        path.write_bytes(pickle.dumps(dump, protocol=2))
+        path.write_bytes(data)
     return absent
 
 
@@ -179,12 +189,11 @@ def _entries(rank: int, absent: int) -> list[dict]:
     waits_for_absent = rank in tensor_of(absent)
     entries = []
     for number in range(1, 101):
+        is_late = number >= 98
+        if is_late and rank == absent:
+            break
         entry = _entry((1, "tensor"), "nccl:_all_gather_base", number)
-        if number < 98:
-            entry |= {"state": "completed", "retired": True}
-        elif rank == absent:
-            continue
-        elif not waits_for_absent:
+        if not is_late or not waits_for_absent:
             entry |= {"state": "completed", "retired": True}
         entries.append(entry)
     if not waits_for_absent:
@@ -254,7 +263,7 @@ def table(measured: list[Row]) -> str:
 
 def main() -> None:
     """Print the table; end with 1 if a case is not right."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_of(__doc__)
     parser.add_argument("folders", nargs="*", type=Path, default=[CASES])
     parser.add_argument("--ranks", type=int, default=1024)
     options = parser.parse_args()
@@ -269,7 +278,8 @@ def main() -> None:
         if row.truth not in (None, row.ours):
             wrong.append(row.case)
     if wrong:
-        sys.exit(f"wrong: {', '.join(wrong)}")
+        cases = ", ".join(wrong)
+        sys.exit(f"wrong: {cases}")
 
 
 if __name__ == "__main__":

@@ -29,9 +29,8 @@ from course_utils import WorkerTimeout, hardware, launch
 from course_utils.devices.driver import usable_gpus
 from course_utils.launcher.deadlines import slowness
 
-# Workers that add up numbers of the CPU, which gloo does beside NCCL but not NCCL alone; and those
-# that need four ranks.
-OF_THE_CPU, OF_FOUR = {"add_up_twice"}, {"worker", "two_pairs"}
+OF_THE_CPU = {"add_up_twice"}  # workers that add up numbers there: gloo does, but not NCCL alone
+OF_FOUR = {"worker", "two_pairs"}  # workers that need four ranks
 # Here and not a function of this file: the report names lines of a learner's, not of the course's.
 FORGETS = """\
 def forgets():
@@ -66,37 +65,48 @@ def gpus() -> int:
 
 def by_nccl(world_size: int = 2) -> dict[str, Any]:
     """Returns the options of a launch through NCCL, whose ranks share GPUs where they must."""
-    return {"world_size": world_size, "backend": "nccl", "share_gpus": world_size > gpus()}
+    must_share = world_size > gpus()
+    return {"world_size": world_size, "backend": "nccl", "share_gpus": must_share}
 
 
 def machine() -> None:
     """Hardware, versions, and how the GPUs are connected."""
-    nccl = ".".join(map(str, torch.cuda.nccl.version()))
+    nccl_numbers = torch.cuda.nccl.version()
+    nccl = ".".join(map(str, nccl_numbers))
     print(hardware())
     print(f"torch {torch.__version__}, CUDA {torch.version.cuda}, NCCL {nccl}")
-    asked = "--query-gpu=name,memory.total,driver_version,mig.mode.current"
-    for command in (["nvidia-smi", asked, "--format=csv"], ["nvidia-smi", "topo", "-m"]):
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
-        except (OSError, subprocess.TimeoutExpired):
-            print(f"({' '.join(command[:2])} gave no answer)")
-            continue
-        print(re.sub(r"\x1b\[\d*m", "", done.stdout).strip())
+    columns = "name,memory.total,driver_version,mig.mode.current"
+    print_answer_of("nvidia-smi", f"--query-gpu={columns}", "--format=csv")
+    print_answer_of("nvidia-smi", "topo", "-m")
+
+
+def print_answer_of(*command: str) -> None:
+    """Prints what a command prints, without its colours, or that it gave no answer."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        program, first_word, *_ = command
+        print(f"({program} {first_word} gave no answer)")
+        return
+    without_colours = re.sub(r"\x1b\[\d*m", "", done.stdout)
+    print(without_colours.strip())
 
 
 def two_ranks() -> None:
     """Two ranks add up by NCCL, which share a GPU where there is one."""
 
     def add_up() -> tuple[str, float]:
-        number = torch.full((1 << 20,), dist.get_rank() + 1.0, device="cuda")
-        dist.all_reduce(number)
-        return torch.cuda.get_device_name(), number.sum().item() / len(number)
+        numbers = torch.full((1 << 20,), dist.get_rank() + 1.0, device="cuda")
+        dist.all_reduce(numbers)
+        mean = numbers.sum().item() / len(numbers)
+        return torch.cuda.get_device_name(), mean
 
     begun = time.monotonic()
-    results = launch(add_up, timeout=80, **by_nccl())
+    results = list(launch(add_up, timeout=80, **by_nccl()))
     seconds = time.monotonic() - begun
-    print(f"{list(results)} in {seconds:.1f} s, with NCCL's probe")
-    assert [total for _, total in results] == [3.0, 3.0]
+    print(f"{results} in {seconds:.1f} s, with NCCL's probe")
+    means = [mean for _device, mean in results]
+    assert means == [3.0, 3.0]
 
 
 def a_hang() -> None:
@@ -104,9 +114,10 @@ def a_hang() -> None:
     names = {"torch": torch, "dist": dist}
     code = compile(FORGETS, "<a learner's cell>", "exec")
     exec(code, names)
+    forgets = names["forgets"]
     error = None
     try:
-        launch(names["forgets"], timeout=20, **by_nccl())
+        launch(forgets, timeout=20, **by_nccl())
     except WorkerTimeout as hang:
         error = hang
     print(error)
@@ -139,35 +150,40 @@ def cuda_events() -> None:
 def chapter_workers(chapter: str) -> None:
     """What a chapter runs in ranks, once each, on GPUs."""
     names = gpu_workers.prepared(chapter)
-    calls = {worker: call for worker, call in gpu_workers.workers()[chapter].items() if call}
-    if not calls:
+    table = gpu_workers.workers()[chapter]
+    if not any(table.values()):
         raise LeftOut("its workers want several GPUs")
-    by_ranks: dict[int, dict[str, str]] = {2: {}, 4: {}}
-    for worker, call in calls.items():
-        ranks = 4 if worker in OF_FOUR else 2
-        if worker not in OF_THE_CPU:
-            by_ranks[ranks][worker] = call
-    for ranks, calls_of_ranks in by_ranks.items():
-        if not calls_of_ranks:
+    of_two = {}
+    of_four = {}
+    for worker, call in table.items():
+        if not call or worker in OF_THE_CPU:
             continue
-        if ranks > 2 and ranks > 2 * gpus():
-            workers = ", ".join(calls_of_ranks)
-            print(f"{workers}: left out, {ranks} ranks are too many for {gpus()} GPU")
+        if worker in OF_FOUR:
+            of_four[worker] = call
         else:
-            in_one_launch(calls_of_ranks, names, ranks)
+            of_two[worker] = call
+    if of_two:
+        in_one_launch(of_two, names, 2)
+    if of_four and gpus() < 2:
+        workers = ", ".join(of_four)
+        print(f"{workers}: left out, 4 ranks are too many for {gpus()} GPU")
+    elif of_four:
+        in_one_launch(of_four, names, 4)
 
 
 def in_one_launch(calls: dict[str, str], names: dict[str, Any], ranks: int) -> None:
     """Runs workers one after the other in the same ranks: to join costs seconds on GPUs."""
 
     def run() -> None:
+        is_first = dist.get_rank() == 0
         for worker, call in calls.items():
+            code = compile(call, f"<{worker}>", "eval")
             begun = time.monotonic()
-            eval(compile(call, f"<{worker}>", "eval"), names)
+            eval(code, names)
             torch.cuda.synchronize()
             seconds = time.monotonic() - begun
             mib = torch.cuda.max_memory_allocated() / 2**20
-            if dist.get_rank() == 0:
+            if is_first:
                 print(f"{worker}: done in {seconds:.1f} s; at most {mib:.1f} MiB on the GPU so far")
 
     launch(run, timeout=80, **by_nccl(ranks))
@@ -177,8 +193,10 @@ def chapter_notebook(chapter: str) -> None:
     """A chapter from its first cell to its last, with two ranks on GPUs."""
     target = build.targets(ROOT, [chapter])[0]
     notebook = build.plan(target)
-    imports = list(map(imports_launch, notebook.cells)).index(True)
-    notebook.cells.insert(imports + 1, nbformat.v4.new_code_cell(SHARING))
+    share_gpus = nbformat.v4.new_code_cell(SHARING)
+    imports = [imports_launch(cell) for cell in notebook.cells]
+    below_import = imports.index(True) + 1
+    notebook.cells.insert(below_import, share_gpus)
     build.execute(notebook, target.built.parent)
     print("ran to its end")
     for line in printed_by(notebook).splitlines():
@@ -200,10 +218,12 @@ def imports_launch(cell: NotebookNode) -> bool:
     """Returns whether a cell is the one that imports `launch`."""
     if cell.cell_type != "code":
         return False
-    for node in ast.parse(cell.source).body:
-        if not isinstance(node, ast.ImportFrom):
+    tree = ast.parse(cell.source)
+    for statement in tree.body:
+        if not isinstance(statement, ast.ImportFrom):
             continue
-        if "launch" in [alias.name for alias in node.names]:
+        names = [alias.name for alias in statement.names]
+        if "launch" in names:
             return True
     return False
 
@@ -211,15 +231,18 @@ def imports_launch(cell: NotebookNode) -> bool:
 def script() -> None:
     """train_ddp.py under torchrun, a process for each GPU, and under launch; and once resumed."""
     with tempfile.TemporaryDirectory() as folder:
+        path = f"--path={folder}/a.pt"
         for epochs in (1, 2):
-            arguments = f"--path={folder}/a.pt", f"--epochs={epochs}"
-            print(torchrun("notebooks/train_ddp.py", *arguments), end="")
+            printed = torchrun("notebooks/train_ddp.py", path, f"--epochs={epochs}")
+            print(printed, end="")
         print(f"under torchrun, {gpus()} processes: trained, and resumed")
         sys.path.append(str(ROOT / "notebooks"))
         import train_ddp
 
-        weights = launch(train_ddp.train, f"{folder}/b.pt", 1, **by_nccl(gpus()))[0]
-        assert all(weight.isfinite().all() for weight in weights.values())
+        results = launch(train_ddp.train, f"{folder}/b.pt", 1, **by_nccl(gpus()))
+        weights = results[0]
+        for weight in weights.values():
+            assert weight.isfinite().all()
         print(f"under launch, as many ranks: trained; {len(weights)} tensors came back")
 
 
@@ -234,10 +257,15 @@ def torchrun(*script: str, timeout_s: float = 45) -> str:
     """
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += [f"--nproc-per-node={gpus()}", *script]
-    loopback = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    settings = os.environ | loopback | {"BANDWIDTH_SIZES": json.dumps(SIZES)}
-    streams = {"stdout": subprocess.PIPE, "text": True}
-    process = subprocess.Popen(command, cwd=ROOT, env=settings, **streams)
+    settings = {
+        "GLOO_SOCKET_IFNAME": "lo",
+        "OMP_NUM_THREADS": "1",
+        "BANDWIDTH_SIZES": json.dumps(SIZES),
+    }
+    environment = os.environ | settings
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True
+    )
     try:
         printed, _ = process.communicate(timeout=timeout_s * slowness())
     finally:
@@ -264,14 +292,18 @@ def bandwidth() -> None:
     if gpus() < 2:
         raise LeftOut("it takes two GPUs")
     results = launch(all_reduce, SIZES, timeout=100, **by_nccl(gpus()))
+    under_launch = results[0]
     printed = torchrun("-m", "course_tools.measure.bandwidth")
-    under_torchrun = [Row(*row) for row in json.loads(printed)]
+    under_torchrun = json.loads(printed)
     print(f"{gpus()} ranks; bus bandwidth by nccl-tests' formula")
-    for row, torchrun_row in zip(results[0], under_torchrun, strict=True):
-        print(f"{row.size:,} bytes: launch {_shown(row)}, torchrun {_shown(torchrun_row)}")
+    for launch_row, fields in zip(under_launch, under_torchrun, strict=True):
+        torchrun_row = Row(*fields)
+        size = f"{launch_row.size:,} bytes"
+        print(f"{size}: launch {_shown(launch_row)}, torchrun {_shown(torchrun_row)}")
 
 
 def _shown(row: Row) -> str:
+    """Time and bandwidth of a size."""
     return f"{row.us:,.1f} us, {row.bus_gb_s:.2f} GB/s"
 
 
@@ -292,7 +324,8 @@ def items() -> dict[str, tuple[Callable[[], None], int]]:
             run = functools.partial(chapter_workers, chapter)
             in_order[f"workers of chapter {chapter}"] = (run, 100)
     for chapter in ("00", "14"):
-        in_order[f"chapter {chapter}"] = (functools.partial(chapter_notebook, chapter), 60)
+        run = functools.partial(chapter_notebook, chapter)
+        in_order[f"chapter {chapter}"] = (run, 60)
     in_order["tests marked gpu"] = (tests, 120)
     in_order["bandwidth"] = (bandwidth, 60)
     in_order["chapter 04"] = (functools.partial(chapter_notebook, "04"), 240)
@@ -301,14 +334,16 @@ def items() -> dict[str, tuple[Callable[[], None], int]]:
 
 def main(name: str) -> int:
     """Runs one item; returns 0 where all is well, 3 where it is left out, else 1."""
-    run, _ = items()[name]
+    run, _limit_s = items()[name]
     try:
         run()
     except LeftOut as why:
         print(why)
         return 3
     except Exception as error:  # whatever it is, the report has it
-        print(f"{type(error).__name__}: {str(error)[-3000:]}")
+        kind = type(error).__name__
+        end_of_text = str(error)[-3000:]
+        print(f"{kind}: {end_of_text}")
         return 1
     return 0
 

@@ -24,7 +24,9 @@ from course_utils.devices.driver import usable_gpus
 
 REPORT = "gpu-report.md"
 WHOLE_S = 480
-WORKS, FAILS, LEFT_OUT = "works", "does NOT work", "left out"
+WORKS = "works"
+FAILS = "does NOT work"
+LEFT_OUT = "left out"
 MISSING = """\
 `make gpu` wants one NVIDIA GPU that CUDA can use (nvidia-smi shows it), and this torch with CUDA.
 It would show: two ranks by NCCL on it, a hang under NCCL and its report, a recording with CUDA's
@@ -47,10 +49,10 @@ def main(folder: Path = ROOT, whole_s: float = WHOLE_S) -> int:
             report.write(f"{line}\n")
 
         write("# The course on this machine's GPUs")
-        for name, (_, limit_s) in gpu_items.items().items():
-            left_s = whole_s - (time.monotonic() - begun)
+        for name, (_run, limit_s) in gpu_items.items().items():
+            passed_s = time.monotonic() - begun
             write(f"\n## {name}\n")
-            became[name] = look(name, limit_s, left_s, write)
+            became[name] = look(name, limit_s, whole_s - passed_s, write)
             passed_s = time.monotonic() - begun
             write(f"\n**{became[name]}**, {passed_s:.0f} s since the start")
         write(f"\n## In short\n\n{sentence(became)}")
@@ -72,7 +74,8 @@ def look(name: str, limit_s: float, left_s: float, write: Callable[[str], None])
         stderr=subprocess.STDOUT,
         text=True,
     )
-    watchdog = signal_after(min(limit_s, left_s), process)
+    seconds = min(limit_s, left_s)
+    watchdog = signal_after(seconds, process)
     try:
         with watchdog as was_stopped:
             for line in process.stdout:
@@ -86,7 +89,8 @@ def look(name: str, limit_s: float, left_s: float, write: Callable[[str], None])
     if was_stopped():
         write(f"    stopped: it was not done within {limit_s:.0f} s")
         return FAILS
-    return {0: WORKS, 3: LEFT_OUT}.get(process.returncode, FAILS)
+    by_status = {0: WORKS, 3: LEFT_OUT}
+    return by_status.get(process.returncode, FAILS)
 
 
 def program(name: str) -> list[str]:
@@ -96,7 +100,8 @@ def program(name: str) -> list[str]:
 
 def environment() -> dict[str, str]:
     """Returns what an item's process is given: the course, in English."""
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    path_here = os.environ.get("PYTHONPATH", "")
+    path = f"{ROOT}{os.pathsep}{path_here}"
     return os.environ | {"PYTHONPATH": path, "COURSE_LANG": "en"}
 
 
@@ -130,7 +135,10 @@ def sentence(became: dict[str, str]) -> str:
         names = [name for name, fate in became.items() if fate == outcome]
         return ", ".join(names) or "nothing"
 
-    return f"What works here: {of(WORKS)}. What does not: {of(FAILS)}. Left out: {of(LEFT_OUT)}."
+    works = of(WORKS)
+    fails = of(FAILS)
+    left_out = of(LEFT_OUT)
+    return f"What works here: {works}. What does not: {fails}. Left out: {left_out}."
 
 
 def nameless(text: str) -> str:
@@ -142,7 +150,8 @@ def nameless(text: str) -> str:
         getpass.getuser(): "USER",
     }
     for name, instead in names.items():
-        text = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", instead, text)
+        escaped = re.escape(name)
+        text = re.sub(rf"(?<!\w){escaped}(?!\w)", instead, text)
     return text
 
 

@@ -7,13 +7,13 @@
 import ast
 import contextlib
 import sys
-import tomllib
 from typing import Any
 from unittest import mock
 
 from nbformat import NotebookNode
 
 from course_tools.notebooks import build
+from course_tools.texts import read_toml
 
 DOES = {"launch", "check", "predict", "show", "print", "display", "hardware", "measured"}
 DEFINES = ast.FunctionDef | ast.ClassDef | ast.Import | ast.ImportFrom
@@ -22,8 +22,8 @@ ASSIGNS = ast.Assign | ast.AugAssign
 
 def _tables() -> dict[str, dict[str, str]]:
     """Returns by chapter what `source/devices.toml` says of its workers."""
-    text = (build.ROOT / "source/devices.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text)["workers"]
+    devices = read_toml(build.ROOT / "source/devices.toml")
+    return devices["workers"]
 
 
 def workers() -> dict[str, dict[str, str]]:
@@ -36,17 +36,20 @@ def workers() -> dict[str, dict[str, str]]:
 
 def prepared(chapter: str) -> dict[str, Any]:
     """Returns the names in which a chapter's workers are run."""
-    names = definitions(notebook(chapter))
-    preparation = _tables()[chapter].get("prepare", "")
+    lesson = notebook(chapter)
+    names = definitions(lesson)
+    table = _tables()[chapter]
+    preparation = table.get("prepare", "")
     exec(preparation, names)
     return names
 
 
 def notebook(chapter: str) -> NotebookNode:
     """Returns a chapter, such as "04", as its source has it."""
-    target = build.targets(build.ROOT, [chapter])[0]
-    assert target.source.parent.name == "lessons"
-    return build.plan(target)
+    targets = build.targets(build.ROOT, [chapter])
+    lesson = targets[0]
+    assert lesson.source.parent.name == "lessons"
+    return build.plan(lesson)
 
 
 def definitions(lesson: NotebookNode) -> dict[str, Any]:
@@ -56,10 +59,13 @@ def definitions(lesson: NotebookNode) -> dict[str, Any]:
     path = [*sys.path, str(build.ROOT / "notebooks")]
     code = [cell.source for cell in lesson.cells if cell.cell_type == "code"]
     for number, text in enumerate(code):
-        for node in ast.parse(text).body:
-            if not starts_nothing(node):
+        label = f"<code cell {number}>"
+        statements = ast.parse(text).body
+        for statement in statements:
+            if not starts_nothing(statement):
                 continue
-            program = compile(ast.Module([node], []), f"<code cell {number}>", "exec")
+            module = ast.Module([statement], [])
+            program = compile(module, label, "exec")
             beside = mock.patch.object(sys, "path", path)
             # It may need what a launch has returned or has filled in, or its own source.
             with contextlib.suppress(NameError, KeyError, OSError), beside:
@@ -67,18 +73,21 @@ def definitions(lesson: NotebookNode) -> dict[str, Any]:
     return names
 
 
-def starts_nothing(node: ast.AST) -> bool:
+def starts_nothing(statement: ast.AST) -> bool:
     """Returns whether a statement imports, defines, or assigns what nothing has to start for."""
-    if isinstance(node, DEFINES):
+    if isinstance(statement, DEFINES):
         return True
-    return isinstance(node, ASSIGNS) and not does(node)
+    if not isinstance(statement, ASSIGNS):
+        return False
+    return not does(statement)
 
 
-def does(node: ast.AST) -> bool:
+def does(statement: ast.AST) -> bool:
     """Returns whether a statement starts, shows or judges something."""
-    for part in ast.walk(node):
-        if isinstance(part, ast.Call):
-            name = getattr(part.func, "id", getattr(part.func, "attr", ""))
-            if name in DOES:
+    for node in ast.walk(statement):
+        match node:
+            case ast.Call(func=ast.Name(id=name)) if name in DOES:
+                return True
+            case ast.Call(func=ast.Attribute(attr=name)) if name in DOES:
                 return True
     return False

@@ -7,7 +7,6 @@
 core for every three learners, so it's the time that passes there, and a laptop needs less of it.
 """
 
-import argparse
 import re
 from collections import defaultdict
 from pathlib import Path
@@ -15,10 +14,11 @@ from pathlib import Path
 import nbformat
 
 from course_tools import ROOT
+from course_tools.commands import parser_of
 from course_tools.measure import cpu_seconds
 from course_tools.notebooks import teaching
 
-CELL = re.compile(r"(notebooks|solutions)/((\d\d)_\w+)\.ipynb::Cell (\d+)")
+CELL = re.compile(r"((?:notebooks|solutions)/\d\d_\w+)\.ipynb::Cell (\d+)")
 
 
 def seconds_of_cells(path: Path) -> dict[str, dict[int, float]]:
@@ -26,10 +26,11 @@ def seconds_of_cells(path: Path) -> dict[str, dict[int, float]]:
     seconds: dict[str, dict[int, float]] = defaultdict(dict)
     for line in cpu_seconds.read(path):
         match = CELL.fullmatch(line["name"])
-        if match:
-            folder, slug, _chapter, number = match.groups()
-            name = f"{folder}/{slug}"
-            seconds[name][int(number)] = line["wall_s"]
+        if match is None:
+            continue
+        notebook, number = match.groups()
+        cells = seconds[notebook]
+        cells[int(number)] = line["wall_s"]
     return seconds
 
 
@@ -50,20 +51,22 @@ def seconds_of_parts(root: Path, name: str, cells: dict[int, float]) -> list[int
 
 def main() -> None:
     """Run the command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser = parser_of(__doc__)
     parser.add_argument("seconds", type=Path, help="what `make test seconds=FILE` has written")
     chosen = parser.parse_args()
     known = teaching.run_times(ROOT)
-    for name, cells in seconds_of_cells(chosen.seconds).items():
+    by_notebook = seconds_of_cells(chosen.seconds)
+    for name, cells in by_notebook.items():
         folder, slug = name.split("/")
         title = slug[:2]
         if folder == "solutions":
             title = f"lab {title}"
         known[title] = seconds_of_parts(ROOT, name, cells)
     text = "# By course_tools.measure.run_times: seconds of each part in `make test`, two cores\n"
-    for name in sorted(known):
-        text += f'"{name}" = {known[name]}\n'
-    (ROOT / teaching.RUN_TIMES).write_text(text, encoding="utf-8")
+    for title, seconds in sorted(known.items()):
+        text += f'"{title}" = {seconds}\n'
+    path = ROOT / teaching.RUN_TIMES
+    path.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

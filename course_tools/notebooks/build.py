@@ -77,8 +77,8 @@ def targets(root: Path, names: Sequence[str] = ()) -> list[Target]:
     for name in names:
         matches = [target for target in known if target.is_called(name)]
         if not matches:
-            slugs = {target.built.stem for target in known}
-            there_are = ", ".join(sorted(slugs)) or "none yet"
+            slugs = sorted({target.built.stem for target in known})
+            there_are = ", ".join(slugs) or "none yet"
             raise BuildError(f"no source is called {name}; there are: {there_are}")
         chosen += matches
     return chosen
@@ -216,17 +216,21 @@ def _drift(target: Target, root: Path) -> list[str]:
     built = nbformat.read(target.built, as_version=4)
     problems = list(differences(planned, built))
     problems += faults(built, root)
+    if problems:
+        return list(dict.fromkeys(problems))
     built.metadata |= METADATA  # JupyterLab adds to these two when a notebook is opened
-    if not problems and nbformat.writes(built) != nbformat.writes(tidy(built)):
-        problems = ["was saved by an editor (timings, widget state, metadata)"]
-    return list(dict.fromkeys(problems))
+    tidied = tidy(built)
+    if nbformat.writes(built) != nbformat.writes(tidied):
+        return ["was saved by an editor (timings, widget state, metadata)"]
+    return []
 
 
 def _orphans(root: Path, wanted: set[Path]) -> list[str]:
     """Notebooks that no source wants."""
     built: set[Path] = set()
-    for folder in ("notebooks", "exercises", "solutions"):
-        built.update((root / folder).glob("*.ipynb"))
+    for name in ("notebooks", "exercises", "solutions"):
+        folder = root / name
+        built.update(folder.glob("*.ipynb"))
     problems = []
     for path in sorted(built - wanted):
         place = path.relative_to(root)
@@ -238,7 +242,8 @@ def take(target: Target) -> bool:
     """Writes an edited notebook back into its source; returns whether that changed anything."""
     built = nbformat.read(target.built, as_version=4)
     edited = compose(built.cells)
-    if not list(differences(plan(target), edited)):
+    planned = plan(target)
+    if not list(differences(planned, edited)):
         return False
     text = write_percent(edited)
     target.source.write_text(text, encoding="utf-8")
@@ -273,7 +278,9 @@ def run(args: argparse.Namespace, root: Path) -> int:
                 print(f"{source} -> {built}", flush=True)
                 build(target, root)
             elif not target.cut:
-                outcome = "taken from" if take(target) else "says already"
+                outcome = "says already"
+                if take(target):
+                    outcome = "taken from"
                 print(f"{source}: {outcome} {built}")
         except BuildError as error:
             raise BuildError(f"{built}: {error}") from None

@@ -25,9 +25,12 @@ WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 # A marked solution: its indentation, what a learner sees instead, and the solution itself.
 SOLUTION = re.compile(
-    r"^([ \t]*)### BEGIN SOLUTION[ \t]*(.*)\n((?:.*\n)*?)[ \t]*### END SOLUTION[ \t]*$",
+    r"^([ \t]*)### BEGIN SOLUTION[ \t]*(.*)\n"
+    r"((?:.*\n)*?)"
+    r"[ \t]*### END SOLUTION[ \t]*$",
     re.MULTILINE,
 )
+MARKER = re.compile(r"### (BEGIN|END) SOLUTION")
 
 
 class BuildError(Exception):
@@ -53,21 +56,23 @@ def write_percent(notebook: NotebookNode) -> str:
         "notebook_metadata_filter": "-all",
         "cell_metadata_filter": ",".join([*KEPT, "-all"]),
     }
-    bare = nbformat.v4.new_notebook(cells=notebook.cells, metadata={"jupytext": filters})
+    metadata = {"jupytext": filters}
+    bare = nbformat.v4.new_notebook(cells=notebook.cells, metadata=metadata)
     text = jupytext.writes(bare, fmt="py:percent")
     read_again = read_percent(text)
-    lost = list(differences(notebook, read_again))
+    lost = "; ".join(differences(notebook, read_again))
     if lost:
-        raise BuildError("percent text cannot hold this notebook: " + "; ".join(lost))
+        raise BuildError(f"percent text cannot hold this notebook: {lost}")
     return text
 
 
 def cut_solution(text: str) -> str:
     """Returns a code cell's text with every marked solution replaced by its stub."""
-    bodies = [match[3] for match in SOLUTION.finditer(text)]
-    is_nested = "### BEGIN SOLUTION" in "".join(bodies)
+    is_nested = False
+    for _indent, _instead, body in SOLUTION.findall(text):
+        is_nested |= "### BEGIN SOLUTION" in body
     result = SOLUTION.sub(_stub, text)
-    if is_nested or re.search("### (BEGIN|END) SOLUTION", result):
+    if is_nested or MARKER.search(result):
         raise BuildError(f"a solution's markers do not pair up in the cell:\n{text}")
     return result
 
@@ -75,12 +80,16 @@ def cut_solution(text: str) -> str:
 def _stub(solution: re.Match[str]) -> str:
     """What a learner sees instead of a marked solution."""
     indent, instead, body = solution.groups()
-    lines = [instead] if instead else []
-    if not instead or instead.startswith("#"):
-        count = _code_lines(body)
-        unit = "line" if count == 1 else "lines"
-        lines.append(f'raise NotImplementedError("about {count} {unit}")')
-    return "\n".join(indent + line for line in lines)
+    if instead and not instead.startswith("#"):  # code, and no comment
+        return indent + instead
+    count = _code_lines(body)
+    unit = "lines"
+    if count == 1:
+        unit = "line"
+    stub = f'{indent}raise NotImplementedError("about {count} {unit}")'
+    if instead:
+        return f"{indent}{instead}\n{stub}"
+    return stub
 
 
 def _code_lines(text: str) -> int:
@@ -102,18 +111,23 @@ def compose(cells: Iterable[NotebookNode]) -> NotebookNode:
         text = cell.source.strip("\n")
         key = f"{cell.cell_type}\n{text}"
         seen[key] += 1  # equal cells still need ids of their own
-        hashed = f"{key}\n{seen[key]}".encode()
-        digest = hashlib.sha256(hashed).hexdigest()
-        kept = {}
-        for name in KEPT:
-            if name in cell.metadata:
-                kept[name] = cell.metadata[name]
+        hashed = f"{key}\n{seen[key]}"
+        digest = hashlib.sha256(hashed.encode()).hexdigest()
         new_cell = getattr(nbformat.v4, f"new_{cell.cell_type}_cell")
-        new = new_cell(text, id=digest[:12], metadata=kept)
+        new = new_cell(text, id=digest[:12], metadata=_kept_metadata(cell))
         if cell.get("attachments"):
             new.attachments = cell.attachments
         notebook.cells.append(new)
     return notebook
+
+
+def _kept_metadata(cell: NotebookNode) -> dict[str, Any]:
+    """What is carried over of a cell's metadata."""
+    kept = {}
+    for name in KEPT:
+        if name in cell.metadata:
+            kept[name] = cell.metadata[name]
+    return kept
 
 
 def tidy(notebook: NotebookNode) -> NotebookNode:
@@ -137,14 +151,18 @@ def _tidy_outputs(outputs: Iterable[NotebookNode]) -> list[NotebookNode]:
             if not data:
                 continue
             output.data = data
-        earlier = tidied[-1] if tidied else NotebookNode()
-        is_stream = output.output_type == "stream"
-        if is_stream and output.name == earlier.get("name"):
-            text = earlier.text + output.text
-            tidied[-1] = NotebookNode(earlier, text=text)
+        if tidied and _goes_on(tidied[-1], output):
+            tidied[-1].text += output.text
         else:
             tidied.append(output)
     return tidied
+
+
+def _goes_on(earlier: NotebookNode, output: NotebookNode) -> bool:
+    """Whether an output is more of what the earlier one has printed, to the same stream."""
+    if output.output_type != "stream":
+        return False
+    return output.name == earlier.get("name")
 
 
 def strings(value: Any) -> Iterator[str]:
@@ -153,7 +171,8 @@ def strings(value: Any) -> Iterator[str]:
         yield ANSI.sub("", value)
     elif isinstance(value, dict):
         for key, item in value.items():
-            if not key.startswith("image/") or key.endswith("xml"):
+            is_bytes = key.startswith("image/") and not key.endswith("xml")
+            if not is_bytes:
                 yield from strings(item)
     elif isinstance(value, list):
         for item in value:
@@ -173,8 +192,9 @@ def faults(notebook: NotebookNode, root: Path) -> Iterator[str]:
         elif cell.execution_count != run:
             yield f"cell {number} was run out of order: [{cell.execution_count}], not [{run}]"
         tags = cell.metadata.get("tags", [])
+        may_fail = "raises-exception" in tags
         for output in cell.outputs:
-            if output.output_type == "error" and "raises-exception" not in tags:
+            if output.output_type == "error" and not may_fail:
                 yield f"cell {number} ends in {output.ename} without the tag raises-exception"
             shown = "\n".join(strings(output))
             for match in path_here.finditer(shown):
@@ -187,8 +207,10 @@ def _paths_of_this_machine(root: Path) -> re.Pattern[str]:
     folders = {str(root), home, sys.prefix, tempfile.gettempdir()}
     folders.discard("/")
     longest_first = sorted(folders, key=len, reverse=True)
-    alternatives = "|".join(map(re.escape, longest_first))
-    return re.compile(rf"(?<![\w.])(?:{alternatives})(?![\w.-])[^\s'\",;:)]*")
+    escaped = map(re.escape, longest_first)
+    folder = "|".join(escaped)
+    below_it = r"[^\s'\",;:)]*"
+    return re.compile(rf"(?<![\w.])(?:{folder})(?![\w.-]){below_it}")
 
 
 def essence(cell: NotebookNode) -> dict[str, Any]:
@@ -214,7 +236,9 @@ def differences(wanted: NotebookNode, got: NotebookNode) -> Iterator[str]:
         planned = essence(cell)
         present = essence(built)
         parts = [part for part in planned if planned[part] != present[part]]
-        if parts:
-            yield f"cell {number} differs from its source in: {', '.join(parts)}"
-            if count != wanted_count:
-                return  # the cells that follow have only moved
+        if not parts:
+            continue
+        names = ", ".join(parts)
+        yield f"cell {number} differs from its source in: {names}"
+        if count != wanted_count:
+            return  # the cells that follow have only moved

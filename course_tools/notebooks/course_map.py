@@ -134,7 +134,7 @@ def missing(root: Path = ROOT) -> list[str]:
         known.update(article)
     known.discard("title")
     notebooks = chapters(root) | labs(root)
-    done = {row for row, _ in places(notebooks)}
+    done = {row for row, _place in places(notebooks)}
     problems = []
     for row in sorted(known - done):
         problems.append(f"{row}: no cell that was run carries the tag row-{row}")
@@ -164,16 +164,16 @@ def facts(notebook: NotebookNode) -> dict[str, str]:
         "minutes": r"(\d+) (?:minutes|分钟)",
         "hardware": r"\*\*(?:Hardware:|硬件\uff1a)\*\* (.+?)(?: ?\*\*(?:Before|前一章)|$)",
     }
-    read, lost = {}, []
+    read = {}
+    examples = []
     for name, pattern in patterns.items():
         match = re.search(pattern, text, re.MULTILINE)
         if match:
             read[name] = match[1]
         else:
-            lost.append(name)
-    if lost:
+            examples.append(f"{name} as in `{FORMS[name]}`")
+    if examples:
         heading, *_ = text.splitlines()
-        examples = [f"{name} as in `{FORMS[name]}`" for name in lost]
         missing_words = ", ".join(examples)
         raise ValueError(f"the first cell below `{heading}` does not say its {missing_words}")
     return read
@@ -187,20 +187,23 @@ def chapter_table(root: Path, tongue: Tongue = ENGLISH) -> Iterator[str]:
     total_minutes = 0
     solved = {path.name: notebook for path, notebook in labs(root).items()}
     for path, notebook in chapters(root, tongue).items():
+        number = path.name[:2]
         about = facts(notebook)
         total_minutes += int(about["minutes"])
         lab_link = ""
-        if path.name in solved:
-            minutes = _lab_minutes(solved[path.name])
+        lab = solved.get(path.name)
+        if lab is not None:
+            minutes = _lab_minutes(lab)
             total_minutes += minutes
             lab_link = f"[{minutes} {unit}](../exercises/{path.name}) "
         link = f"[{about['title']}]({path.name})"
         yield (
-            f"| {path.name[:2]} | {link} | {about['question']} "
+            f"| {number} | {link} | {about['question']} "
             f"| {about['minutes']} | {about['hardware']} | {lab_link}|"
         )
     hours = round(total_minutes / 60)
-    yield "\n" + tongue.say("All of it: about {hours} hours.").format(hours=hours)
+    sentence = tongue.say("All of it: about {hours} hours.")
+    yield "\n" + sentence.format(hours=hours)
 
 
 def _lab_minutes(lab: NotebookNode) -> int:
@@ -212,10 +215,13 @@ def _lab_minutes(lab: NotebookNode) -> int:
 
 def launches(notebook: NotebookNode) -> list[tuple[str, str]]:
     """Returns the worker and the backend of each `launch` in the cells, as they are written."""
-    code_cells = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
-    code = "\n".join(code_cells)
+    code = ""
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            code += f"{cell.source}\n"
+    tree = ast.parse(code)
     calls = []
-    for node in ast.walk(ast.parse(code)):
+    for node in ast.walk(tree):
         if not isinstance(node, ast.Call):
             continue
         function_name = getattr(node.func, "id", "")
@@ -243,12 +249,13 @@ def device_table(root: Path, tongue: Tongue = ENGLISH) -> Iterator[str]:
     total: Counter[str] = Counter()
     for path, notebook in chapters(root).items():
         number = path.name[:2]
-        backends = Counter(backend for _, backend in launches(notebook))
+        backends = Counter(backend for _worker, backend in launches(notebook))
         total += backends
+        by_gloo = backends["gloo"]
         reason = ""
-        if backends["gloo"]:
+        if by_gloo:
             reason = tongue.say(why[number])
-        yield f"| {number} | {backends['auto']} | {backends['gloo']} | {reason} |"
+        yield f"| {number} | {backends['auto']} | {by_gloo} | {reason} |"
     yield f"| | {total['auto']} | {total['gloo']} | |"
 
 
@@ -266,8 +273,9 @@ def row_tables(root: Path, tongue: Tongue = ENGLISH) -> Iterator[str]:
         for row, english in article.items():
             if row == "title":
                 continue
-            links = _links(places_of.get(row, []))
-            yield f"| {row} | {tongue.say(english)} | {'; '.join(links)} |"
+            taught = tongue.say(english)
+            links = "; ".join(_links(places_of.get(row, [])))
+            yield f"| {row} | {taught} | {links} |"
 
 
 def _links(places_of_row: list[Place]) -> Iterator[str]:
@@ -280,7 +288,8 @@ def _links(places_of_row: list[Place]) -> Iterator[str]:
             counts_of_part.append(place.count)
     for (notebook, heading), counts_of_part in counts.items():
         link = _link(notebook)
-        numbers = " ".join(f"[{count}]" for count in sorted(counts_of_part))
+        in_brackets = [f"[{count}]" for count in sorted(counts_of_part)]
+        numbers = " ".join(in_brackets)
         yield f"{link} {heading} {numbers}"
 
 

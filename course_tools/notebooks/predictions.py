@@ -12,6 +12,8 @@ from nbformat import NotebookNode
 
 from course_tools.notebooks.course_map import Say
 
+ASKS_OR_ANSWERS = re.compile(r"predict\(|\.measured\(")
+
 
 class Question(NamedTuple):
     """One prediction of a chapter."""
@@ -55,7 +57,7 @@ def questions(cells: Iterable[NotebookNode]) -> Iterator[tuple[NotebookNode, Que
 def _tree(cell: NotebookNode) -> ast.Module:
     """The code of a cell that asks or answers; of any other cell, none."""
     code = ""
-    if cell.cell_type == "code" and re.search(r"predict\(|\.measured\(", cell.source):
+    if cell.cell_type == "code" and ASKS_OR_ANSWERS.search(cell.source):
         code = cell.source
     return ast.parse(code)
 
@@ -92,11 +94,13 @@ def _choices(tree: ast.Module, call: ast.Call) -> list[str]:
     no_builtins = {"__builtins__": {}}
     values: dict[str, Any] = {"tuple": tuple}
     for statement in tree.body:
-        assigns = isinstance(statement, ast.Assign | ast.AugAssign)
-        if assigns and not _has_call(statement):
+        if not isinstance(statement, ast.Assign | ast.AugAssign):
+            continue
+        if not _has_call(statement):
             code = ast.unparse(statement)
             exec(code, no_builtins, values)
-    choices = eval(ast.unparse(written), no_builtins, values)
+    expression = ast.unparse(written)
+    choices = eval(expression, no_builtins, values)
     return [str(choice) for choice in choices]
 
 
@@ -109,7 +113,8 @@ def answers(cells: Iterable[NotebookNode]) -> dict[str, Answer]:
     """By the variable of a question, the first cell that answers it and how near one must be."""
     by_variable: dict[str, Answer] = {}
     for cell in cells:
-        for node in ast.walk(_tree(cell)):
+        tree = _tree(cell)
+        for node in ast.walk(tree):
             if not _is_call(node, "measured"):
                 continue
             called = ast.unparse(node.func)
@@ -136,17 +141,25 @@ def fold(cells: list[NotebookNode], chapter: str, say: Say = str) -> int:
         answer = answered.get(question.name, no_answer)
         asking = positions[id(cell)]
         answering = positions[id(answer.cell)]
-        for experiment in cells[asking + 1 : answering + 1]:
+        experiments = cells[asking + 1 : answering + 1]
+        for experiment in experiments:
             _hide_output(experiment, question)
         measured = _measured(answer.cell, question)
         form = ask(chapter, question, measured, answer.within, say)
         cell.outputs.append(markup(form))
+    _put_score(cells, chapter)
+    return len(asked)
+
+
+def _put_score(cells: list[NotebookNode], chapter: str) -> None:
+    """Puts a place for the score below each cell that calls `predict()` without a question."""
     score = f'<p class="score" data-chapter="{chapter}"></p>'
     for cell in cells:
+        if cell.cell_type != "code":
+            continue
         lines = cell.source.splitlines()
-        if cell.cell_type == "code" and "predict()" in lines:
+        if "predict()" in lines:
             cell.outputs = [markup(score)]
-    return len(asked)
 
 
 def _hide_output(cell: NotebookNode, question: Question) -> None:
@@ -167,7 +180,9 @@ def _measured(cell: NotebookNode, question: Question) -> str:
     asked = re.escape(question.text)
     pattern = rf"^{asked}: (?:about )?(.*) \(no prediction\)$"
     match = re.search(pattern, printed, re.MULTILINE)
-    return match[1] if match else ""
+    if match is None:
+        return ""
+    return match[1]
 
 
 def _buttons(choices: list[str], say: Say) -> str:
@@ -185,8 +200,9 @@ def _buttons(choices: list[str], say: Say) -> str:
 def _line(measured: str, say: Say) -> str:
     """A line to write an answer on; below it a slider, if the answer is a number."""
     label = say("your answer")
-    list_hint = say("a list: numbers or words")
-    hint = list_hint if measured.startswith("[") else say("a number or a word")
+    hint = say("a number or a word")
+    if measured.startswith("["):
+        hint = say("a list: numbers or words")
     line = f'<input type="text" name="answer" aria-label="{label}" required '
     line += f'autocomplete="off" placeholder="{hint}">'
     if _number(measured) is not None:
@@ -206,7 +222,10 @@ def ask(
     choices = question.choices
     if not choices and measured in ("True", "False"):
         choices = ["True", "False"]
-    fields = _buttons(choices, say) if choices else _line(measured, say)
+    if choices:
+        fields = _buttons(choices, say)
+    else:
+        fields = _line(measured, say)
     first = say("Predict first:")
     compare = say("Compare")
     facts = {
@@ -229,15 +248,17 @@ def ask(
 
 def _number(text: str) -> float | None:
     """A number that was printed, or None."""
+    without_commas = text.replace(",", "")
     try:
-        return float(text.replace(",", ""))
+        return float(without_commas)
     except ValueError:
         return None
 
 
 def markup(text: str) -> NotebookNode:
     """Returns an output of nothing but HTML."""
-    return nbformat.v4.new_output("display_data", {"text/html": text, "text/plain": ""})
+    data = {"text/html": text, "text/plain": ""}
+    return nbformat.v4.new_output("display_data", data)
 
 
 def asked_in(path: Path) -> int:

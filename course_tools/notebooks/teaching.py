@@ -22,18 +22,32 @@ from course_tools.notebooks import course_map
 from course_tools.notebooks.predictions import Question, questions
 from course_tools.texts import has_text, read_toml
 
-LEAST, MOST = 0.1, 0.4  # of a session, for talk
+LEAST = 0.1  # of a session, for talk
+MOST = 0.4
 RUN_TIMES = "teaching/run_times.toml"
-WORDS_PER_MINUTE, LINES_PER_MINUTE = 150, 6
+WORDS_PER_MINUTE = 150
+LINES_PER_MINUTE = 6
 RUNS_OF_A_LAB = 3
+HEADING = re.compile(r"^## (.+)$", re.MULTILINE)
 MARKUP = re.compile(r"<[^>]+>|\]\([^)]*\)")
+WORD = re.compile(r"\w[\w'’-]*")
 STATED = re.compile(r"(?:[●○], |[●○] · |\*About |\*\*Write\*\* \()(\d+) minutes")
 LINES_TO_WRITE = re.compile(r"NotImplementedError\(\"about (\d+) lines?")
+DEFINITION = re.compile(r"^(?:def|class) (\w+)", re.MULTILINE)
+CHECKED = re.compile(r"check\(\s*(?:[\w.]+\()*(\w+)")
+PREDICTION = re.compile(r'predict\(\s*"|^predicted_\w+ =', re.MULTILINE)
 CHECKPOINT = re.compile(
-    r"\*\*Check yourself\.\*\*(.+?)<details><summary>Answer</summary>(.+?)</details>", re.DOTALL
+    r"\*\*Check yourself\.\*\*(.+?)"
+    r"<details><summary>Answer</summary>(.+?)</details>",
+    re.DOTALL,
 )
-# `02`, `02 1-3` or `lab 02 1`.
-WHERE = re.compile(r"(?P<name>(?:lab )?\d\d)(?: (?P<first>\d+)(?:-(?P<last>\d+))?)?")
+WHERE = re.compile(
+    r"""
+    (?P<name>(?:lab\ )?\d\d)  # `02` or `lab 02`
+    (?:\ (?P<first>\d+)(?:-(?P<last>\d+))?)?  # its parts, such as ` 1` or ` 1-3`
+    """,
+    re.VERBOSE,
+)
 DONE = (
     "<!-- Made by course_tools.notebooks.teaching of the notebooks and of teaching/plans.toml. -->"
 )
@@ -85,19 +99,23 @@ def parts(notebook: NotebookNode, run_s: Sequence[float] = ()) -> list[Part]:
     times_s = run_s or [0.0] * len(cells)
     result = []
     for number, cells_of_part in enumerate(cells):
-        is_first = number == 0
-        part = _part(cells_of_part, is_first, times_s[number])
+        cells_to_write_in = cells_of_part
+        if number == 0:  # its first cell says what all of it takes, which counts for no part
+            cells_to_write_in = cells_of_part[1:]
+        part = _part(cells_of_part, cells_to_write_in, times_s[number])
         result.append(part)
     return result
 
 
 def chapter(root: Path, name: str) -> tuple[Path, list[Part]]:
     """The file and the parts of `03`, or of `lab 03`."""
-    folder, times_run = "notebooks", 1
+    folder = root / "notebooks"
+    times_run = 1
     if name.startswith("lab"):
-        folder, times_run = "exercises", RUNS_OF_A_LAB
+        folder = root / "exercises"
+        times_run = RUNS_OF_A_LAB
     number = name[-2:]
-    (path,) = (root / folder).glob(f"{number}_*.ipynb")
+    (path,) = folder.glob(f"{number}_*.ipynb")
     seconds_of_parts = run_times(root)[name]
     run_s = [times_run * seconds for seconds in seconds_of_parts]
     notebook = nbformat.read(path, as_version=4)
@@ -126,14 +144,18 @@ def run_times(root: Path) -> dict[str, list[int]]:
 
 
 def _headings(cell: NotebookNode) -> list[str]:
+    """The headings that begin a part in this cell."""
     if cell.cell_type != "markdown":
         return []
-    return re.findall(r"^## (.+)$", cell.source, re.MULTILINE)
+    return HEADING.findall(cell.source)
 
 
-def _part(cells: list[NotebookNode], is_first: bool, run_s: float) -> Part:
-    """A part of these cells; the first says what the whole takes, which counts for no part."""
-    headings, prose_cells, shown_code, stubs = [], [], [], []
+def _part(cells: list[NotebookNode], cells_to_write_in: list[NotebookNode], run_s: float) -> Part:
+    """A part of these cells, which run for so many seconds."""
+    headings = []
+    prose_cells = []
+    shown_code = []
+    stubs = []
     for cell in cells:
         headings += _headings(cell)
         if cell.cell_type == "markdown":
@@ -142,18 +164,20 @@ def _part(cells: list[NotebookNode], is_first: bool, run_s: float) -> Part:
             shown_code.append(cell.source)
             if "raise NotImplementedError" in cell.source:
                 stubs.append(cell.source)
+    title = ""
+    if headings:
+        title = headings[0]
     prose = "\n\n".join(prose_cells)
     code = "\n".join(shown_code)
-    cells_to_write_in = cells[1:] if is_first else cells
     minutes = Minutes(
         read=_reading(prose, code),
         write=_writing(cells_to_write_in),
         run=run_s / 60,
     )
     return Part(
-        title=headings[0] if headings else "",
+        title=title,
         minutes=minutes,
-        predictions=[question for _, question in questions(cells)],
+        predictions=[question for _cell, question in questions(cells)],
         written=_written(code, stubs),
         questions=_checkpoints(prose),
     )
@@ -168,8 +192,8 @@ def _is_folded(cell: NotebookNode) -> bool:
 def _written(code: str, stubs: list[str]) -> list[str]:
     """The functions and classes that learners write: those of stubs which the code checks."""
     code_of_stubs = "\n".join(stubs)
-    to_write = re.findall(r"^(?:def|class) (\w+)", code_of_stubs, re.MULTILINE)
-    checked = re.findall(r"check\(\s*(?:[\w.]+\()*(\w+)", code)  # finished forms are as well
+    to_write = DEFINITION.findall(code_of_stubs)
+    checked = CHECKED.findall(code)  # finished forms are as well
     return [name for name in checked if name in to_write]
 
 
@@ -177,26 +201,29 @@ def _checkpoints(prose: str) -> list[tuple[str, str]]:
     """The questions of the checkpoints, each with its answer."""
     checkpoints = []
     for question, answer in CHECKPOINT.findall(prose):
-        plain_question = _plain(question)
-        plain_answer = _plain(answer)
-        checkpoints.append((plain_question, plain_answer))
+        checkpoint = (_plain(question), _plain(answer))
+        checkpoints.append(checkpoint)
     return checkpoints
 
 
 def _reading(prose: str, code: str) -> float:
     """By words and lines of code; a prediction takes a minute."""
     without_markup = MARKUP.sub(" ", prose)
-    words = re.findall(r"\w[\w'’-]*", without_markup)
-    lines = [line for line in code.splitlines() if line.strip()]
-    predictions = re.findall(r'predict\(\s*"|^predicted_\w+ =', code, re.MULTILINE)
+    words = WORD.findall(without_markup)
+    count_of_lines = 0
+    for line in code.splitlines():
+        if line.strip():
+            count_of_lines += 1
+    predictions = PREDICTION.findall(code)
     prose_minutes = len(words) / WORDS_PER_MINUTE
-    code_minutes = len(lines) / LINES_PER_MINUTE
+    code_minutes = count_of_lines / LINES_PER_MINUTE
     return prose_minutes + code_minutes + len(predictions)
 
 
 def _writing(cells: list[NotebookNode]) -> float:
     """By the lines that a stub asks for; where no line is asked for, what the text itself says."""
-    minutes = stated = 0
+    minutes = 0
+    stated = 0  # by the text above, for what asks for no line so far
     for cell in cells:
         if cell.cell_type == "markdown":
             prose = MARKUP.sub(" ", cell.source)
@@ -204,16 +231,16 @@ def _writing(cells: list[NotebookNode]) -> float:
                 minutes += stated
                 stated = int(number)
         elif cell.cell_type == "code":
-            lines = [int(number) for number in LINES_TO_WRITE.findall(cell.source)]
-            if lines:
-                minutes += sum(lines)
+            for number in LINES_TO_WRITE.findall(cell.source):
+                minutes += int(number)
                 stated = 0
     return minutes + stated
 
 
 def _plain(text: str) -> str:
     """On one line; what is linked from a lesson is found from teaching/ too."""
-    line = " ".join(text.split())
+    words = text.split()
+    line = " ".join(words)
     line = re.sub(r'<a href="([\w-]+\.ipynb)">(.*?)</a>', r"[\2](\1)", line)
     return re.sub(r"\]\((?=[\w-]+\.ipynb|README)", "](../notebooks/", line)
 
@@ -221,17 +248,19 @@ def _plain(text: str) -> str:
 def minutes_of(root: Path, where: str) -> Minutes:
     """The minutes of `02 1-3`, parts of a lesson; of `02`, all of it; of `lab 02 1-2`."""
     asked = WHERE.fullmatch(where)
-    _, known = chapter(root, asked["name"])
+    _path, known = chapter(root, asked["name"])
     if where.startswith("lab"):
         known = _exercises(known)
-    first, last = 1, len(known)
+    first = 1
+    last = len(known)
     if asked["first"]:
         first = int(asked["first"])
         last = int(asked["last"] or first)
     if not 1 <= first <= last <= len(known):
         raise ValueError(f"{where}: there are {len(known)} parts")
     minutes = Minutes(0, 0, 0)
-    for part in known[first - 1 : last]:
+    wanted = known[first - 1 : last]
+    for part in wanted:
         minutes = minutes.plus(part.minutes)
     return minutes
 
@@ -249,26 +278,33 @@ def plans(root: Path = ROOT) -> dict[str, dict]:
 def session_rows(root: Path, session: dict) -> Iterator[list[str]]:
     """What is done in a session, and its minutes by COUNTED; the last add up to its length."""
     left = session["minutes"]
-    for where, how in session["do"]:
-        if isinstance(how, int):
-            row = [where, *NOT_COUNTED, str(how)]
+    for where, minutes_or_manner in session["do"]:
+        if isinstance(minutes_or_manner, int):
+            row = [where, *NOT_COUNTED, str(minutes_or_manner)]
         else:
             link = _link(root, where)
-            counted = _counted(minutes_of(root, where))
-            row = [f"{link} {how}", *counted]
+            minutes = minutes_of(root, where)
+            row = [f"{link} {minutes_or_manner}", *_counted(minutes)]
         left -= int(row[-1])
         yield row
-    yield ["talk: predictions against measurements, checkpoint questions", *NOT_COUNTED, str(left)]
+    talk = "talk: predictions against measurements, checkpoint questions"
+    yield [talk, *NOT_COUNTED, str(left)]
 
 
 def _counted(minutes: Minutes) -> list[str]:
     """The cells of a row, by COUNTED."""
-    return [f"{number:.0f}" for number in (*minutes, minutes.total())]
+    numbers = [*minutes, minutes.total()]
+    return [f"{number:.0f}" for number in numbers]
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table in Markdown; what is counted stands on the right of its column."""
-    rule = ["---:" if name in COUNTED else "---" for name in head]
+    rule = []
+    for name in head:
+        if name in COUNTED:
+            rule.append("---:")
+        else:
+            rule.append("---")
     lines = []
     for row in (head, rule, *rows):
         cells = " | ".join(row)
@@ -279,8 +315,9 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def _link(root: Path, where: str) -> str:
     """A link to the notebook of `02 1-3`."""
     name = WHERE.match(where)["name"]
-    path, _ = chapter(root, name)
-    return f"[{where}](../{path.parent.name}/{path.name})"
+    path, _parts = chapter(root, name)
+    folder = path.parent.name
+    return f"[{where}](../{folder}/{path.name})"
 
 
 MODEL = _plain(
@@ -321,28 +358,32 @@ def plan_text(root: Path = ROOT) -> str:
 
 def _session(root: Path, session: dict) -> list[str]:
     """The heading of a session, the table of what is done in it, and what is left for home."""
-    rows = list(session_rows(root, session))
-    rows.append(["**together**", *NOT_COUNTED, f"**{session['minutes']}**"])
     heading = f"### {session['title']}"
+    length = f"**{session['minutes']}**"
+    rows = list(session_rows(root, session))
+    rows.append(["**together**", *NOT_COUNTED, length])
     table = _table(["what", *COUNTED], rows)
-    return [heading, table, _at_home(root, session)]
+    at_home = _at_home(root, session)
+    return [heading, table, at_home]
 
 
 def home_minutes(root: Path, session: dict) -> int:
     """What learners do alone takes."""
-    minutes = 0.0
+    total = 0.0
     for where in session["home"]:
-        minutes += minutes_of(root, where).total()
-    return round(minutes)
+        minutes = minutes_of(root, where)
+        total += minutes.total()
+    return round(total)
 
 
 def _at_home(root: Path, session: dict) -> str:
     """What learners do alone after a session."""
-    links = ", ".join(_link(root, where) for where in session["home"])
-    note = ""
+    minutes = home_minutes(root, session)
+    links = [_link(root, where) for where in session["home"]]
+    sentence = f"At home, {minutes} minutes: {', '.join(links)}."
     if "note" in session:
-        note = f" {session['note']}"
-    return f"At home, {home_minutes(root, session)} minutes: {links}.{note}"
+        sentence += f" {session['note']}"
+    return sentence
 
 
 def lesson_text(root: Path = ROOT) -> str:
@@ -350,10 +391,10 @@ def lesson_text(root: Path = ROOT) -> str:
     blocks = ["# Lesson by lesson", DONE, ABOUT_LESSONS, MODEL]
     names_of_labs = {path.name for path in course_map.labs(root)}
     for path, notebook in course_map.chapters(root).items():
-        title = course_map.facts(notebook)["title"]
         number = path.name[:2]
-        blocks.append(f"## [{number} · {title}](../notebooks/{path.name})")
-        _, known = chapter(root, number)
+        facts = course_map.facts(notebook)
+        blocks.append(f"## [{number} · {facts['title']}](../notebooks/{path.name})")
+        _path, known = chapter(root, number)
         blocks.append(_lesson_table(known))
         answers = _answers(known)
         if answers:
@@ -389,22 +430,24 @@ def _lab_table(root: Path, number: str) -> str:
     for part in _exercises(known):
         counted = _counted(part.minutes)
         rows.append([part.title, *counted])
-    together = _counted(minutes_of(root, name))
-    rows.append(["**together**", *together])
-    head = [f"[{name}](../exercises/{path.name})", *COUNTED]
-    return _table(head, rows)
+    together = minutes_of(root, name)
+    rows.append(["**together**", *_counted(together)])
+    link = f"[{name}](../exercises/{path.name})"
+    return _table([link, *COUNTED], rows)
 
 
 def _do(part: Part) -> str:
     """What a class does in a part."""
-    guesses, votes = [], []
+    guesses = []
+    votes = []
     for question in part.predictions:
         if question.choices:
             choices = ", ".join(question.choices)
             votes.append(f"**vote:** {question.text} ({choices})")
         else:
             guesses.append(f"**predict:** {question.text}")
-    pairs = [f"**pairs:** write `{name}`" for name in dict.fromkeys(part.written)]
+    each_once = dict.fromkeys(part.written)
+    pairs = [f"**pairs:** write `{name}`" for name in each_once]
     talk = []
     count = len(part.questions)
     if count == 1:

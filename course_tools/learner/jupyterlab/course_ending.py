@@ -14,7 +14,8 @@ def leave_nothing() -> None:
     Not a browser or a terminal's programs, which the server may have started as well.
     """
     server = psutil.Process()
-    left = [process for process in server.children(recursive=True) if is_ours(process)]
+    descendants = server.children(recursive=True)
+    left = [process for process in descendants if is_ours(process)]
     for process in left:
         try:
             process.kill()

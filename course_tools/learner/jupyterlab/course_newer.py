@@ -45,7 +45,9 @@ def said(environment: Mapping[str, str]) -> dict[str, str]:
 def _language(environment: Mapping[str, str]) -> str:
     """`zh`, or nothing for English."""
     chosen = environment.get("COURSE_LANG", "").strip().lower()
-    return "zh" if chosen == "zh" else ""
+    if chosen == "zh":
+        return "zh"
+    return ""
 
 
 def notices(environment: Mapping[str, str]) -> list[dict[str, str]]:
@@ -53,7 +55,8 @@ def notices(environment: Mapping[str, str]) -> list[dict[str, str]]:
 
     Each has a message, the label of a button, and the command that this runs in a terminal.
     """
-    message, label = _WORDS[_language(environment)]
+    language = _language(environment)
+    message, label = _WORDS[language]
     course = shlex.quote(str(COURSE))
     names = environment.get("COURSE_NEWER", "").split()
     offers = []

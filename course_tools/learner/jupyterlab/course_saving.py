@@ -13,9 +13,12 @@ def keep_pictures(model: dict[str, Any], **_: Any) -> None:
     A widget ends with its kernel, and Lab then shows an error in its place; the picture stays.
     Source: Jupyter Server's `ContentsManager.pre_save_hook`, whose arguments these are.
     """
-    if model["type"] != "notebook" or not model["content"]:
+    if model["type"] != "notebook":
         return
-    for cell in model["content"]["cells"]:
+    notebook = model["content"]
+    if not notebook:
+        return
+    for cell in notebook["cells"]:
         for output in cell.get("outputs", ()):
             data = output.get("data", {})
             if data.keys() & {"image/png", "text/html"}:
@@ -35,5 +38,9 @@ def renew_course_map(os_path: str, **_: Any) -> None:
     from course_tools.learner import copies
 
     course_map = folder / copies.MY_MAP
-    if course_map.is_file() and scores_file.stat().st_mtime > course_map.stat().st_mtime:
+    if not course_map.is_file():
+        return
+    written_at = course_map.stat().st_mtime
+    scored_at = scores_file.stat().st_mtime
+    if scored_at > written_at:
         copies.lay_out_map(ROOT, folder)

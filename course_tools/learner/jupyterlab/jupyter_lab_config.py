@@ -31,9 +31,13 @@ c.LabApp.custom_css = True
 c.LabApp.app_settings_dir = str(HERE)
 c.LabApp.extra_labextensions_path = [str(HERE / "labextensions")]
 # What a kernel says goes over TCP; it warns where others on the machine could listen.
-c.KernelManager.transport_encryption = "auto" if zmq.has("curve") else "disabled"
-if shutil.which("bash") and Path(os.environ.get("SHELL", "bash")).name == "bash":
-    os.environ["COURSE_PROGRAMS"] = str(Path(sys.executable).parent)
+c.KernelManager.transport_encryption = "disabled"
+if zmq.has("curve"):
+    c.KernelManager.transport_encryption = "auto"
+preferred_shell = Path(os.environ.get("SHELL", "bash"))
+if shutil.which("bash") and preferred_shell.name == "bash":
+    programs = Path(sys.executable).parent
+    os.environ["COURSE_PROGRAMS"] = str(programs)
     shell = ["bash", "--rcfile", str(HERE / "terminal.bashrc"), "-i"]
     c.ServerApp.terminado_settings = {"shell_command": shell}
 newer = importlib.import_module("course_newer")
