@@ -88,7 +88,7 @@ check(mean_of_all, **mean_of_all_check)
 # the second, and so on.
 
 # %% [markdown]
-# **Goal:** return the rank of the process with this local rank on this node. The cluster may be any, not just yours.
+# **Goal:** return the rank of the process with this local rank on this node. It has to work for any cluster, not just the one it runs on.
 #
 # With `processes = [2, 0, 3]`, local rank 1 of node 0 is rank 1, and local rank 2 of node 2 is rank 4. (Where an example says it all, the
 # specification is folded up.)
@@ -209,8 +209,8 @@ check(place_of, spec=place_of_spec, inputs=place_of_inputs, **cases_and_sizes)
 # %% [markdown]
 # ## 4 · Three places to meet
 #
-# *Difficulty ●●○ · importance ●●● · 10 minutes.* All your scripts will begin like this. `torchrun` prepares `env://`; other people's
-# scripts ask for any of the three. Here nobody has made the group yet. `place` is `("env",)`, or `("tcp", address, port)`, or `("file",
+# *Difficulty ●●○ · importance ●●● · 10 minutes.* All your scripts will begin like this. `torchrun` prepares everything for `env://`, but other people's scripts may use any of the
+# three. Here nobody has made the group yet. `place` is `("env",)`, or `("tcp", address, port)`, or `("file",
 # path)`.
 
 # %% [markdown]
@@ -342,8 +342,8 @@ check(grid_sums, spec=grid_sums_spec, inputs=grid_sums_inputs, **grids)
 # %% [markdown]
 # ## Bonus · Spare the slow link
 #
-# *As long as you like; there's no check and no single answer.* Four ranks on two nodes add up 100,000 numbers. Between
-# the nodes, a message takes ten times as long, both to start and for each byte. A plain `all_reduce` doesn't know that. With groups, less has to cross.
+# *As long as you like; there's no check and no single answer.* Four ranks on two nodes add up 100,000 numbers. Between the nodes, a message takes ten times as long, both to start
+# and for each byte. A plain `all_reduce` doesn't know that. With groups, fewer bytes have to cross between the nodes.
 
 # %% [markdown]
 # `finish_us` runs your function in real ranks, records what they send, and replays the recording on this network, so the same

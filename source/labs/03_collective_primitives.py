@@ -249,7 +249,7 @@ check(part_of_sum, **part_of_sum_check)
 # %% [markdown]
 # ## 4 · Highest and lowest in one call?
 #
-# *Difficulty ●●○ · importance ●○○ · 8 minutes.* Every call costs latency, so it's best to ask two small questions in one.
+# *Difficulty ●●○ · importance ●○○ · 8 minutes.* Every call costs latency, so it pays to answer two small questions with one call.
 
 # %% [markdown]
 # **Goal:** on every rank, for each place of `x`, return the largest minus the smallest
@@ -377,7 +377,8 @@ check(sum_column, **sum_column_check)
 # %% [markdown]
 # ## 6 · Who holds the others up?
 #
-# *Difficulty ●●○ · importance ●●● · 15 minutes.* A slow machine hides well: its profile looks busy, and everybody else's network slow. Recordings say when a call began (`event.start_s`) and was over (`event.end_s`). No
+# *Difficulty ●●○ · importance ●●● · 15 minutes.* A slow machine hides well: its own profile looks busy, and on all the others the network looks slow. Recordings say when a call
+# began (`event.start_s`) and was over (`event.end_s`). No
 # `all_reduce` is over before the last rank has come, so until then the others wait **for that rank**.
 
 # %% [markdown]
@@ -495,7 +496,7 @@ straggler_check |= {"cases": list(late_at), "world_sizes": (1,)}
 check(straggler, **straggler_check)
 
 # %% [markdown]
-# This is a recording that the check tries. If yours is wrong at a different one, write that one's name.
+# This is a recording that the check tries. If your function fails at a different one, write the name of that one here.
 
 
 # %% jupyter={"source_hidden": true}
@@ -557,7 +558,7 @@ recordings = [
 # * `finish_us`: when the slowest rank is done on `network`.
 
 # %% [markdown]
-# Your times are your own: `check` computes them again from your recordings, and from two that are made up. For example, if rank 0 is inside
+# Your times differ from anybody else's, so `check` computes them again from your recordings. It also tries two sets of recordings that are made up. For example, if rank 0 is inside
 # collectives from 0.0 to 0.4 s and from 0.5 to 0.6 s, its entry in `inside_s` is 0.5.
 
 # %% jupyter={"source_hidden": true}

@@ -25,11 +25,11 @@ alpha, beta = 10, 8 / 80_000  # microseconds, and microseconds per byte
 # %% [markdown]
 # ## 1 · Up the tree and down again
 #
-# *Difficulty ●●○ · importance ●○○ · 12 minutes.* The chapter imports its tree. Write your own: small tensors, such as a loss, travel by trees.
+# *Difficulty ●●○ · importance ●○○ · 12 minutes.* The chapter imports its tree. Write your own: on many ranks it adds up small tensors, such as a loss, much faster than a ring.
 
 # %% [markdown]
-# **Goal:** return the sum of all ranks' `x` on every rank, by messages alone. With *n* ranks no rank may send more than log₂ *n* messages, rounded up, and all must be done within 2
-# log₂ *n* · (alpha + *S* · beta), the chapter's time, its logarithm rounded up too. Any number of ranks must do.
+# **Goal:** return the sum of all ranks' `x` on every rank, by messages alone. With *n* ranks no rank may send more than log₂ *n* messages, rounded up, and all must be done within
+# the chapter's time, 2 log₂ *n* · (alpha + *S* · beta), with its logarithm rounded up too. Any number of ranks may call it.
 
 
 # %%
@@ -91,14 +91,15 @@ check(tree_all_reduce, spec=tree_all_reduce_spec, inputs=tree_all_reduce_inputs,
 # %% [markdown]
 # ## 2 · How much of the all-reduce is left over?
 #
-# *Difficulty ●●○ · importance ●●● · 15 minutes.* Part 10 of the chapter lets all ranks be equally fast. Real ones are not. A bucket can be reduced when it is ready on **every** rank
-# and the bucket before is through.
+# *Difficulty ●●○ · importance ●●● · 15 minutes.* In part 10 of the chapter all ranks are equally fast. Real ranks aren't. A bucket can be reduced when it is ready on **every**
+# rank and the bucket before it has been reduced.
 
 # %% [markdown]
 # `ready_us` says when this rank's own buckets were ready, in µs since the backward pass began; its last entry is the end of this rank's backward pass.
 
 # %% [markdown]
-# **Goal:** return, as the same float on every rank, by how many µs all wait longer than for the slowest rank's backward pass. Price each bucket by the chapter's ring with the alpha
+# **Goal:** return, as the same float on every rank, how many µs after the end of the slowest rank's backward pass the last bucket has been reduced. Price each bucket by the
+# chapter's ring with the alpha
 # and beta above. One `all_reduce` is enough, of one number per bucket.
 
 # %% [markdown]
@@ -175,7 +176,8 @@ check(left_over, spec=left_over_spec, inputs=left_over_inputs, **options)
 # %% [markdown]
 # ## 3 · One line through everybody's measurements
 #
-# *Difficulty ●●○ · importance ●○○ · 15 minutes.* You fitted a line to one table. Now the table is spread: each rank has timed messages of its own, some ranks many, some a single one.
+# *Difficulty ●●○ · importance ●○○ · 15 minutes.* You fitted a line to one table. Now the measurements are spread over the ranks: each has timed messages of its own, some ranks
+# many, some a single one.
 
 # %% [markdown]
 # **Goal:** return (latency in µs, Gbit/s) of the one line with the least sum of squared **relative** errors over the measurements of all ranks, as two floats, the same on every
@@ -263,7 +265,8 @@ def turns_of(world_size):
 
 
 # %% [markdown]
-# The specification knows the networks and how far off each rank's measurements are. A turn takes as long as its busiest port; the least sum wins.
+# The specification knows the networks and how far off each rank's measurements are. A turn, that is, all messages that are sent at the same time, takes as long as its busiest
+# port. The algorithm whose turns take the least time in all wins.
 
 
 # %%
@@ -357,11 +360,11 @@ check(choosing(choose), spec=choose_spec, inputs=choose_inputs, **options)
 # ## 5 · Two levels
 #
 # *Difficulty ●●● · importance ●●○ · 20 minutes.* Ranks stand in nodes of `per_node`, in order; inside a node a byte is ten times as fast as between nodes. One ring through all of
-# them leaves each node by one card only, and the others idle.
+# them leaves each node by one card only, while the other cards are idle.
 
 # %% [markdown]
 # **Goal:** return the sum of all ranks' `x` on every rank, within the time of two levels: add up inside each node, so that each rank has its part of the node's sum; add up these
-# parts across nodes; share them inside the node. Any number of nodes and any shape must do, though the check has two nodes only. Collectives are allowed; they're replayed as rings.
+# parts across nodes; share them inside the node. Any number of nodes and any shape must work, though the check has two nodes only. Collectives are allowed, and are replayed as rings.
 
 
 # %%
@@ -436,8 +439,8 @@ check(two_levels, spec=two_levels_spec, inputs=two_levels_inputs, **options)
 # %% [markdown]
 # ## Bonus · Where does your own line break?
 #
-# *As long as you like; there is no check and no single answer.* Time `dist.all_reduce` on a machine of your own: ten sizes from 1 KiB to 100 MB, the fastest of twenty calls each,
-# the slowest rank counted. On GPUs take NCCL, and synchronise before you read the clock.
+# *As long as you like; there is no check and no single answer.* Time `dist.all_reduce` on a machine of your own: take ten sizes from 1 KiB to 100 MB, and of twenty calls each the
+# fastest, where a call takes as long as its slowest rank. On GPUs take NCCL, and synchronise before you read the clock.
 
 # %% [markdown]
 # Fit one line, print the deviation per size, and look for neighbours that miss to the same side. From which size on do you need a second line? `make gpu` writes such a table where

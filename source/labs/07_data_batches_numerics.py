@@ -4,7 +4,7 @@
 # Five exercises and a bonus, 50 minutes without the bonus, on any computer. Exercises 1, 2 and 5 go with [chapter 07](../notebooks/07_data_batches_numerics.ipynb), 3 and 4 with
 # [chapter 15](../notebooks/15_numerics.ipynb).
 #
-# In the chapters, simple forms of dealing, adding up and averaging were enough. Here each meets a case in which it fails.
+# In the chapters, simple ways to deal samples, to add up and to average were enough. Here each of them meets a case in which it fails.
 
 # %% [markdown]
 # You write a function's body. `check` runs it in real workers and compares what they return with a **specification**: one process that has all ranks' data. The ranks' shares are
@@ -33,14 +33,14 @@ from course_utils import check, progress
 # ## 1 · The rest of an epoch
 #
 # *Difficulty ●●○ · importance ●●○ · 8 minutes.* A job may be stopped in the middle of an epoch and go on with fewer ranks, because a machine is gone. torch's `DistributedSampler`
-# always begins an epoch at its first sample, and where the hands are uneven, it deals some samples twice.
+# always begins an epoch at its first sample. And if the samples can't be dealt evenly, it deals some of them twice.
 
 # %% [markdown]
 # **Goal:** write a sampler that deals each sample **once**. In epoch *e* all ranks shuffle alike, with `torch.randperm` and a generator seeded by `seed + e`. The first `done`
 # samples of that order are left out: they were dealt before, to however many ranks. The rest is dealt like cards.
 
 # %% [markdown]
-# `len` is the length of this rank's hand. A hand may be asked for twice, and nothing is sent.
+# What a rank is dealt is its **hand**, and `len` returns the hand's length. The check may ask for a hand twice. Nothing is sent.
 #
 # | 10 samples in this order | 8 2 5 0 9 3 7 1 6 4 |
 # | --- | --- |
@@ -149,7 +149,8 @@ check(dealing(EpochSampler), **sampler_check)
 # Each rank has a vector of numbers between minus and plus a million, perhaps an empty one. Many may be equal. `k` is the same on all ranks and counts from 1.
 
 # %% [markdown]
-# With `k` half-way up you get the median; further up, the loss that one sample in a hundred exceeds. The same search finds the threshold below which weights are pruned in a network that no rank holds alone.
+# With `k` half-way up you get the median. With a larger `k` you get, say, the loss that only one sample in a hundred exceeds. The same search finds the threshold below which
+# weights are pruned in a network that no rank holds alone.
 
 
 # %%
@@ -224,7 +225,7 @@ check(kth_smallest, **kth_check)
 # ## 3 · A norm for numbers far from zero
 #
 # *Difficulty ●●○ · importance ●●○ · 8 minutes.* A synced norm that adds up sums and squares fails far from zero. Time stamps are near 1.8 billion, their squares near 3 · 10¹⁸, where
-# a float64 rounds to hundreds. The variance, the small difference of two such numbers, is lost.
+# a float64 rounds to hundreds. The variance is the small difference of two such numbers, so it's lost.
 
 # %% [markdown]
 # **Goal:** return this rank's `rows` with the mean and the deviation of **all** ranks' rows, column by column, as the specification says. Each rank has any number of rows, perhaps
@@ -574,7 +575,7 @@ check(interrupting(train_from), **train_from_check)
 # the same (exercise 4), the gradient doesn't depend on which of four ranks takes which sentence, in which micro-batch.
 
 # %% [markdown]
-# To the time it matters. In our model a micro-batch takes 100 tokens' time to begin, plus its sentences times the longest of them. And all wait for the slowest rank.
+# But it changes how long a step takes. In our model a micro-batch takes 100 tokens' time to begin, plus its sentences times the longest of them. And all ranks wait for the slowest.
 
 # %% [markdown]
 # `plain` deals the sentences like cards, one micro-batch per rank. Then 28 % of the ranks' time goes to real tokens; the rest is padding, waiting and beginning. Our best has 73 %. What is yours? (`lengths` are known to all ranks, so nothing has to be sent.)

@@ -63,9 +63,10 @@ print("processes, the notebook included:", len({os.getpid(), *process_ids}))
 # All four did the same work and hold the same total. The fifth process is your notebook, which only waits for them. So where is the master?
 
 # %% [markdown]
-# With `backend=None`, `launch` starts the ranks and leaves the joining to you. Here, every rank connects to a **store**: a small dictionary
-# that one process serves over the network. `launch` has already started that server, so all four ranks connect to it as clients, with
-# `is_master=False`. That's where the ranks leave each other their addresses.
+# How do the ranks find each other? With `backend=None`, `launch` only starts them, and your function has to join the group itself. Here, every rank connects to a **store**: a
+# small dictionary
+# that one process serves over the network. Here `launch` has started that server in rank 0's process, so our code connects to it as a client on all four ranks, with
+# `is_master=False`. In the store the ranks leave each other their addresses.
 
 
 # %%
@@ -104,7 +105,7 @@ keys_of_sums.measured(len(later) - len(joined))
 # %% [markdown]
 # None. The store has no new keys for the sums: once gloo knows the addresses, it connects the ranks directly, and the numbers go straight
 # from rank to rank. **What people call the master is this store**, a place where addresses are left. It computes nothing and gives no
-# orders, and here it happens to live in rank 0's process.
+# orders, and it only happens to live in rank 0's process.
 
 # %% [markdown]
 # **Check yourself.** Does the store have to live in rank 0?
@@ -149,7 +150,7 @@ local_ranks.measured([place["local rank"] for place in places])
 # If all nodes run the same number of processes, **rank = node rank × processes per node + local rank**.
 
 # %% [markdown]
-# These are `torchrun`'s names, and its environment variables:
+# These are the names and the environment variables that `torchrun` uses, PyTorch's own launcher (part 5):
 #
 # | name | variable | counts | from 0 to |
 # | --- | --- | --- | --- |
@@ -159,7 +160,8 @@ local_ranks.measured([place["local rank"] for place in places])
 # | world size | `WORLD_SIZE` | how many there are | |
 
 # %% [markdown]
-# Tutorials mix them up: some call the node's number "global rank", and the rank they compute from it "local rank". That matters as soon as a process chooses its GPU. This cell fails on purpose:
+# Tutorials often mix up these names: some call the node's number "global rank", and the rank they compute from it "local rank". The difference matters as soon as a process chooses
+# its GPU. This cell fails on purpose:
 
 
 # %% tags=["raises-exception", "row-B4"]
@@ -174,7 +176,7 @@ launch(choose_a_card, world_size=4, nodes=2, backend="gloo")
 
 # %% [markdown]
 # The first line says **who** failed and **why**: ranks 2 and 3, the whole second node, asked for a third and a fourth card where there
-# are two. The arrow says **where**. Ranks 0 and 1 made the same mistake, but their rank and local rank are equal:
+# are two. The arrow says **where**. Ranks 0 and 1 made the same mistake, but it doesn't show: on the first node, rank and local rank are equal.
 
 
 # %%
@@ -248,7 +250,7 @@ check(my_card_done, **card_check)
 chapter_02.draw_cards(my_card_done)
 
 # %% [markdown]
-# **Check yourself.** Why do scripts that use the rank here pass every test on one machine?
+# **Check yourself.** Why does a script that chooses its GPU by rank pass every test on one machine?
 #
 # <details><summary>Answer</summary>
 # On one node, rank and local rank are the same number. The mistake only shows when there's a second machine.
@@ -277,7 +279,7 @@ def join(place):
 
 
 # %% [markdown]
-# Once it has been forked, rank 0 is ready at once, rank 1 after 0.2 seconds, rank 2 after 0.4 and rank 3 after 0.6.
+# `join` makes some ranks late on purpose: rank 0 is ready as soon as its process runs, rank 1 after 0.2 seconds, rank 2 after 0.4 and rank 3 after 0.6.
 #
 # **Predict.** After how many seconds is rank 0 in the group?
 
@@ -298,8 +300,8 @@ with tempfile.TemporaryDirectory() as folder:
 
 # %% [markdown]
 # And when did each rank get in? Each noted the time at
-# four points of `join`. All processes of a machine read the same clock, so their times fit on one axis. (`launch` forks the ranks one after
-# the other, so a later rank's time begins a little later.)
+# four points of `join`. All processes of a machine read the same clock, so their times fit on one axis. (`launch` starts the ranks one after the other, so a later rank's time
+# begins a little later.)
 
 # %%
 chapter_02.draw_joining(
@@ -315,15 +317,15 @@ for method, moments in times.items():
     )
 
 # %% [markdown]
-# Rank 0 was ready at once and still had to wait for rank 3: gloo connects every rank with every other while they join, so joining needs
-# them all. One rank that never comes keeps all the others waiting, and a slow import on one node delays every node.
+# Rank 0 was ready at once and still had to wait for rank 3. It took more than 0.6 seconds, because rank 3's process also started later. While the ranks join, gloo connects each
+# with every other, so joining needs them all. One rank that never comes keeps all the others waiting, and if one node is slow to import its modules, it delays every node.
 
 # %% [markdown]
 # **Check yourself.** Yesterday's run was killed and left its meeting file behind. What may happen today?
 #
 # <details><summary>Answer</summary>
-# The ranks read yesterday's addresses and try to reach processes that are gone: an error, or a long wait. A group that is left
-# properly removes its file, but after a crash nobody does. So use a new file name for each run.
+# The ranks read yesterday's addresses and try to reach processes that are gone: that gives an error, or a long wait. Ranks that leave the group properly remove the file, but after
+# a crash nobody does. So use a new file name for each run.
 # </details>
 
 # %% [markdown]
@@ -377,11 +379,10 @@ with socket.create_server(("127.0.0.1", 0)) as somebody_else:
 
 # %% [markdown]
 # **EADDRINUSE**, address in use: rank 0 has to open the port, and couldn't. Rank 1 only connects. It reached
-# the stranger and waited for an answer until it was stopped. Had the stranger been a similar training, your rank 1 might have
-# joined *that*.
+# the stranger and waited for an answer until it was stopped. If the stranger had been a training like yours, rank 1 might have joined *its* group.
 
 # %% [markdown]
-# The cure is that nobody chooses a number. Whoever starts the ranks asks the system for a free port, keeps it open and tells them.
+# The cure is not to choose a number at all. Whoever starts the ranks asks the system for a free port, keeps it open and tells the ranks its number.
 # `launch` and `torchrun --standalone` both do this.
 
 
@@ -425,7 +426,7 @@ def work(rank, world_size, epochs, place):
 
 # %% [markdown]
 # Without a launcher, you start such a script **once per node** and tell it the node's number. It works out the ranks by the formula of part
-# 2, and starts one process per GPU. Python's own `Process` can do that: one object per rank, started and joined in two loops.
+# 2, and starts one process per GPU. Python's own `Process` can do that, with one object per rank. One loop starts them all, and a second one waits with `join` until they're done.
 
 
 # %%
@@ -460,11 +461,11 @@ ways = dict(zip([node_0, node_1], printed, strict=True))
 chapter_02.draw_starters(ways)
 
 # %% [markdown]
-# The second node started ranks 2 and 3, since 1 × 2 + 0 = 2 and 1 × 2 + 1 = 3. The two commands share nothing but a file, and yet their four processes
-# became one group.
+# The second node started ranks 2 and 3, since 1 × 2 + 0 = 2 and 1 × 2 + 1 = 3. The two commands have nothing in common but the file where their ranks meet, and yet the four
+# processes became one group.
 
 # %% [markdown]
-# But note that `join` raises no error when a worker has crashed. You'd have to look at each `worker.exitcode` yourself, whereas `mp.spawn`
+# But note that `Process.join` raises no error when a worker has crashed. You'd have to look at each `worker.exitcode` yourself, whereas `mp.spawn`
 # [passes the error on](https://docs.pytorch.org/docs/stable/multiprocessing.html#spawning-subprocesses). `launch`, too, starts its processes
 # one by one, but it also watches them, collects their results and stops any that hang.
 
@@ -513,7 +514,8 @@ chapter_02.draw_starters(ways)
 # policy](https://github.com/pytorch/pytorch/security/policy) says so too). `launch` stays on 127.0.0.1.
 
 # %% [markdown]
-# `python -m torch.distributed.run` is `torchrun` by its full name; the older `torch.distributed.launch` is deprecated.
+# `python -m torch.distributed.run` is `torchrun` by its full name. The older `torch.distributed.launch` is
+# [deprecated](https://docs.pytorch.org/docs/stable/distributed.html#launch-utility).
 
 # %% [markdown]
 # ### Why not `mp.spawn` in a notebook?
@@ -533,11 +535,12 @@ print(chapter_02.new_python(f"import pickle\npickle.loads({pickled})"))
 # A **forked** process needs no pickle, because it's a copy of the notebook's process, with everything your cells have defined. That's why `launch` forks.
 
 # %% [markdown]
-# **Check yourself.** What does fork forbid in return?
+# **Check yourself.** What must you not do in the notebook, so that it can be forked?
 #
 # <details><summary>Answer</summary>
-# Using CUDA in the notebook before it: a GPU context doesn't survive the copy. Keep every <code>.cuda()</code> inside the function
-# that <code>launch</code> runs; otherwise <code>launch</code> refuses.
+# Use CUDA before you call <code>launch</code>: a forked process <a href="https://docs.pytorch.org/docs/stable/notes/multiprocessing.html#cuda-in-multiprocessing">can't use
+# CUDA</a> once its parent has. Keep every <code>.cuda()</code> inside the function
+# that <code>launch</code> runs. Otherwise <code>launch</code> refuses to start.
 # </details>
 
 # %% [markdown]
@@ -641,12 +644,13 @@ def only_members_call():
 launch(only_members_call, world_size=4, nodes=2, backend="gloo", timeout=4)
 
 # %% [markdown]
-# Skipping the call does no visible harm; the *next* `new_group` hangs. Groups are numbered in the
-# order of the calls, so the group of all four is number 1 for ranks 0 and 1, but number 2 for ranks 2 and 3. Under these numbers they look for each other: in a script until [torch's own
-# timeout](https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.init_process_group), thirty minutes with gloo.
+# Skipping the call does no visible harm at first, but the *next* `new_group` hangs. Groups are numbered in the
+# order of the calls, so the group of all four is number 1 for ranks 0 and 1, but number 2 for ranks 2 and 3. Each rank waits for the others under its own number, so they never
+# find each other. In a script that lasts until [torch's own timeout](https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.init_process_group), thirty minutes
+# with gloo.
 
 # %% [markdown]
-# Where do they look? **Predict.** Four ranks have joined, and all call `new_group([2, 3])`. How many *more* keys are in the store afterwards?
+# Where do the members of a new group look for each other? **Predict.** Four ranks have joined, and all call `new_group([2, 3])`. How many *more* keys are in the store afterwards?
 
 # %%
 keys_of_group = predict("more keys after new_group([2, 3])", ...)
@@ -670,11 +674,11 @@ chapter_02.draw_store(
 keys_of_group.measured(len(new_keys))
 
 # %% [markdown]
-# Two: the members left new addresses, under the new group's number, 1. So the store is needed whenever a group is made,
-# and the process that serves it has to live that long.
+# Two: the members left new addresses, under the new group's number, 1. So the store is needed whenever a group is made, and the process that serves it has to live until the last
+# group exists.
 
 # %% [markdown]
-# NCCL, the backend for NVIDIA GPUs, begins with the store as well: for the first group, rank 0 leaves [an
+# NCCL, the backend for NVIDIA GPUs, needs the store as well. For the first group, rank 0 leaves [an
 # identifier](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/communicators.html) there, which all ranks need to connect
 # their GPUs. Further NCCL groups are [split off from the first one if you pass `device_id`](https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.init_process_group), and all ranks take part in that.
 
@@ -697,7 +701,7 @@ plot_ranks(before, after)
 print(*caught, sep="\n")
 
 # %% [markdown]
-# Ranks 0 and 1 get a warning, keep their own numbers, and go on. Note that `src=2` is the rank in the **world**, even for a group of two.
+# Ranks 0 and 1 get a warning, keep their own numbers, and go on. Note that `src=2` is a rank of the **world**, even in a group of two.
 
 # %% [markdown]
 # ### A mesh makes all rows and columns
@@ -731,9 +735,8 @@ chapter_02.draw_nodes(
 # %% [markdown]
 # ## What you know now
 #
-# No process is in charge. Ranks meet at a store, and go back to it whenever they form a new group; what they compute goes from rank to
-# rank. The **rank** names a process in the world, and the **local rank** chooses its GPU. And with gloo, joining needs everybody, just like
-# a collective.
+# No process is in charge. Ranks meet at a store, and go back to it whenever they form a new group. What they compute goes directly from rank to rank. The **rank** identifies a
+# process among all, and the **local rank** chooses its GPU. And with gloo, nobody is in the group before everybody has come.
 
 # %% [markdown]
 # How many of your predictions were right?

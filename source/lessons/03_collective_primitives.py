@@ -150,8 +150,8 @@ exchange_us.measured(finish_us)
 # In order, the second message waits for the first: 2 × (10 + 100) = 220 µs. At once, they pass each other on the way, so 110 µs are enough.
 
 # %% [markdown]
-# You will also meet `isend` on its own, followed by a plain `recv`. That works with gloo. NCCL, the library for GPUs, lines up a
-# rank's messages in the order of its calls. So both sends come first again, and large messages
+# In other people's code you'll also meet `isend` on its own, followed by a plain `recv`. That works with gloo. But NCCL, the library for GPUs, runs a rank's messages in the order
+# of its calls. So both sends come first again, and large messages
 # [hang](https://github.com/NVIDIA/nccl/issues/479). A batch works with both.
 
 # %% [markdown]
@@ -333,8 +333,8 @@ for name in OPERATORS:
     print(f"{name:12}{integers[name]:20}{floats[name]}")
 
 # %% [markdown]
-# BAND, BOR and BXOR work bit by bit (and, or, exclusive or), which makes no sense for floats. But look at AVG of integers: it's refused only **after**
-# the sum. Rank 0 started with 6 and now holds 14, so a program that catches this error goes on with a sum.
+# BAND, BOR and BXOR work bit by bit (and, or, exclusive or), which makes no sense for floats. But look at AVG of integers: it's refused only **after** the numbers have been added.
+# Rank 0 started with 6 and now holds 14, so a program that catches this error goes on with a sum in place of its own number.
 
 # %% [markdown]
 # **The cure:** convert to float first, or take SUM and divide with `//`.
@@ -356,8 +356,8 @@ print("the largest of 1, nan, 3 and 4:", [maximum for maximum, _ in results])
 print("does any rank have a NaN?      ", [is_nan for _, is_nan in results])
 
 # %% [markdown]
-# The NaN is gone, and it took the 3 and the 4 with it, because `<` and `>` are always false for a NaN. So don't look for a NaN with MAX or
-# MIN of the numbers. **The cure:** ask for it separately. Each rank brings a flag, and MAX of the flags is 1 if any rank has one.
+# The NaN is gone, and it took the 3 and the 4 with it, because `<` and `>` are always false for a NaN. So you can't find a NaN by MAX or MIN of the numbers. **The cure:** look for
+# it separately. Each rank brings a flag, and MAX of the flags is 1 if any rank has one.
 
 # %% [markdown]
 # ## 3 · Without a root
@@ -375,8 +375,8 @@ def all_gather(tensor):
 results = see(all_gather, numbers=1)
 
 # %% [markdown]
-# The list has a price, and which one depends on the backend. Some gather into one block and copy it into the list's tensors; torch 2.15's NCCL group
-# makes one broadcast for each tensor ([its source](https://github.com/pytorch/pytorch/tree/main/torch/csrc/distributed/c10d/nccl2)).
+# To fill a list of tensors costs extra, and how much depends on the backend. Some backends gather into one block of memory, and then copy it into the list's tensors. NCCL in torch
+# 2.15 makes one broadcast for each tensor ([its source](https://github.com/pytorch/pytorch/tree/main/torch/csrc/distributed/c10d/nccl2)).
 # `all_gather_into_tensor` hands you the block, in one call. Later chapters use this form.
 
 
@@ -404,8 +404,8 @@ def reduce_scatter(tensor):
 results = see(reduce_scatter)
 
 # %% [markdown]
-# Fully sharded training ([FSDP](https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html), chapter 13), for models that are
-# too large for one device, is built on these two. It gathers weights just before using them, and each rank keeps only its shard of the
+# Fully sharded training ([FSDP](https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html), chapter 13), for models that are too large for one device, is built on
+# `all_gather` and `reduce_scatter`. It gathers weights just before using them, and each rank keeps only its shard of the
 # summed gradients.
 
 # %% [markdown]
@@ -425,7 +425,8 @@ def all_to_all(tensor):
 results = see(all_to_all)
 
 # %% [markdown]
-# Read the ranks' numbers as the rows of a matrix: `all_to_all` **transposes** it, and nothing is added. Mixtures of experts need this: in these models each
+# Read the ranks' numbers as the rows of a matrix: `all_to_all` **transposes** it, and nothing is added. [Mixtures of experts](https://arxiv.org/abs/2006.16668) need this. In these
+# models each
 # token goes to one or a few of many sub-networks, which live on different ranks.
 
 # %% [markdown]
@@ -459,8 +460,8 @@ plot_timeline(results.trace, "Nobody leaves the barrier before rank 3, the last,
 # **Check yourself.** A colleague puts a barrier after every `all_reduce`, "to be safe". Why doesn't it help?
 #
 # <details><summary>Answer</summary>
-# No rank has the sum before every rank has brought its part: with gloo, an <code>all_reduce</code> contains a barrier. (NCCL's
-# holds up the GPU, and not the line of Python, as chapter 14 shows.)
+# No rank has the sum before every rank has brought its part: with gloo, an <code>all_reduce</code> is a barrier already. (With NCCL it's the GPU that waits, and not the line of
+# Python, as chapter 14 shows.)
 # </details>
 
 # %% [markdown]
@@ -472,7 +473,7 @@ plot_timeline(results.trace, "Nobody leaves the barrier before rank 3, the last,
 
 # %% [markdown]
 # A **ring** has no centre. It cuts the tensor into as many chunks as there are ranks. In each step, every rank sends one chunk to the next rank and
-# receives one from the rank before. For *n* − 1 steps a rank adds what it receives; for *n* − 1 more, finished chunks travel on.
+# receives one from the rank before. In the first *n* − 1 steps, each rank adds what it receives to its own chunk. In *n* − 1 more steps, the finished chunks travel on to everybody.
 
 # %% [markdown]
 # **Predict.** How many bytes do the four ranks send **in all**, and how many does **the busiest** send? Answer with two numbers.
@@ -492,18 +493,19 @@ per_rank_bytes = results.trace.traffic("ring").sent_bytes
 ring_bytes.measured([sum(per_rank_bytes), max(per_rank_bytes)])
 
 # %% [markdown]
-# A ring sends no less: six steps of 8 bytes on four ranks are 192 bytes again. What it halves here is the load of the **busiest rank**, because it shares
+# A ring doesn't send fewer bytes: six steps of 8 bytes on four ranks are 192 bytes again. What it halves here is the load of the **busiest rank**, because it shares
 # the work out equally.
 
 # %% [markdown]
-# Each of *n* ranks sends 2(*n* − 1)/*n* times the tensor, so less than twice, however many ranks there are. [Patarasuk and Yuan (2009)](https://doi.org/10.1016/j.jpdc.2008.09.002)
+# Each of *n* ranks sends 2(*n* − 1)/*n* times the tensor. That's less than twice the tensor, however many ranks there are. [Patarasuk and Yuan
+# (2009)](https://doi.org/10.1016/j.jpdc.2008.09.002)
 # prove that in an all-reduce made of messages the busiest rank can't send less than that.
 
 # %% [markdown]
 # ### Write the ring
 #
-# *About 20 minutes.* Write **one step**, with messages only. It changes the list `chunks`, or the chunks in it, and returns nothing. `done` says how many steps
-# are behind you, so it's 0 at first. All ranks send at the same time: the check counts bytes, and µs on our network.
+# *About 20 minutes.* Write **one step**, with messages only. It changes the list `chunks`, or the chunks in it, and returns nothing. `done` is the number of steps already taken,
+# so it's 0 at first. All ranks have to send at the same time, because the check measures the bytes that they send and the µs that this takes on our network.
 
 
 # %%
@@ -574,7 +576,7 @@ check(in_a_ring(ring_step), **ring_check)
 # %% [markdown]
 # Right or wrong, this is what *your* step does in four ranks. Rank 0 brings 1, 2, 3 and 4, rank 1 ten times as much, and so on.
 # So a digit's place tells you the rank, and the digit is one more than the chunk's number: 3300 is the sum of chunk 2 of ranks 2
-# and 3. A white square holds no such sum.
+# and 3. A square that holds anything else is white.
 
 # %%
 draw_ring(ring_step)
@@ -614,8 +616,9 @@ draw_ring(finished_step)
 # %% [markdown]
 # ### Would two calls do as well?
 #
-# [The DDP lab](README.md), one of the five articles this course grew out of, builds an `all_reduce` from a `reduce` and a `broadcast`. With two ranks it measured 12.084 s
-# against 12.250 s, once each. With one rank, which sends nothing, the gap was even larger. So let's replay it without noise.
+# [The DDP lab](README.md), one of the five articles this course grew out of, builds an `all_reduce` from a `reduce` and a `broadcast`. With two ranks it measured 12.084 s for the
+# one call, and 12.250 s for the two, once each. But with a single rank, which sends nothing, the gap was even larger, so it needn't come from the messages. Let's replay both ways
+# without noise.
 
 
 # %%
@@ -645,8 +648,7 @@ for world_size in (2, 4, 8):
 
 # %% [markdown]
 # One call is faster, although in all both ways send the same number of bytes. The ring divides them equally, and every rank sends in every
-# step. With two calls the load is unequal: of eight ranks, the busiest sends 2.00 MB instead of 1.75. And some ranks are idle until the
-# first piece has passed along all the others.
+# step. With two calls the load is unequal: of eight ranks, the busiest sends 2.00 MB instead of 1.75. And some ranks are idle until the first piece has come round to them.
 
 # %% [markdown]
 # ## 5 · A tensor with gaps
@@ -674,14 +676,14 @@ plot_ranks(before, after)
 after_the_view.measured(after[0].int())
 
 # %% [markdown]
-# Wrong, and torch says nothing; only `launch` warns you. Gloo summed the first four places in memory. Places 4 and 6 lack the other rank's
+# That's wrong, and torch says nothing. Only `launch` warns you. Gloo summed the first four places in memory. Places 4 and 6 lack the other rank's
 # numbers, and places 1 and 3, which nobody asked for, have changed. Which collectives do this?
 
 # %%
 print_gaps()
 
 # %% [markdown]
-# The three that work in place are wrong, and so are `scatter` and the output of `reduce_scatter`. The others copy. NCCL is stricter: it
+# The three that work in place are wrong, and so are `scatter` and the output of `reduce_scatter`. Where the result is right, gloo works on a copy. NCCL is stricter: it
 # refuses such a tensor and says *Tensors must be contiguous*
 # ([ProcessGroupNCCLUtils.cpp](https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/nccl2/ProcessGroupNCCLUtils.cpp)).
 #
@@ -705,8 +707,7 @@ print(launch(sum_of_a_copy, world_size=2)[0])
 # **Check yourself.** What does `dist.all_reduce(tensor[::2].contiguous())` change in `tensor`?
 #
 # <details><summary>Answer</summary>
-# Nothing: the copy is summed and thrown away. A column of a matrix, <code>matrix[:, 0]</code>, has gaps as well; a row,
-# <code>matrix[0]</code>, has none.
+# Nothing: the copy is summed and thrown away. A column of a matrix, <code>matrix[:, 0]</code>, has gaps as well. A row, <code>matrix[0]</code>, has none.
 # </details>
 
 # %% [markdown]
@@ -734,8 +735,8 @@ def read_too_early():
 print(launch(read_too_early, world_size=2, backend="gloo")[0])
 
 # %% [markdown]
-# So why start early? To compute while the network works. A backward pass yields its gradients one by one: here three, a megabyte each,
-# with 300 µs to compute each on the virtual clock. Ranks 0 and 1 wait for every sum straight away; ranks 2 and 3, a pair of their own, wait for all three at the end.
+# So why start early? To compute while the network works. A backward pass yields its gradients one by one: here there are three of a megabyte each, and each takes 300 µs to compute
+# on the virtual clock. Ranks 0 and 1 form one pair, and wait for every sum straight away. Ranks 2 and 3 form a second pair, and wait for all three sums at the end.
 
 
 # %%
@@ -773,7 +774,7 @@ plot_timeline(trace.replay(network, lambda event: 300.0 * (event.kind == "all_re
 # add up each rank's time inside `all_reduce`.
 
 # %% [markdown]
-# **Predict.** Does rank 1 spend less time in there than the other ranks, as much, or more?
+# **Predict.** Does rank 1 spend less time inside `all_reduce` than the other ranks, as much, or more?
 
 # %%
 in_the_call = predict(
@@ -807,8 +808,7 @@ in_the_call.measured("less" if ratio < 0.7 else "more" if ratio > 1.4 else "as m
 # %% [markdown]
 # Less: it's the others that wait. Rank 0 spends more than half a second inside `all_reduce`, so its profile makes the network look slow.
 #
-# The article tries four naps. We needn't sleep for those: we record a run without a nap, say that a backward pass takes 2 ms, and add the
-# naps on the virtual clock.
+# The article tries four naps. We needn't sleep for those. We record one run without a nap, assume that a backward pass takes 2 ms, and add the naps on the virtual clock.
 
 
 # %%
@@ -844,7 +844,7 @@ plot_timeline(
 )
 
 # %% [markdown]
-# In each of the four, the **straggler** waits least: about 1 ms, where the others wait up to six seconds. Yet all are done together, as the
+# With each of the four naps, the **straggler**, the rank that is late, waits least: about 1 ms, where the others wait up to six seconds. Yet all are done together, as the
 # picture shows, because a sum ends for everybody at the same time.
 
 # %% [markdown]
@@ -852,8 +852,8 @@ plot_timeline(
 # that don't need it. That saves it 0.32 ms, or two latencies of 10 µs in each of 16 sums.
 
 # %% [markdown]
-# That's enough to find one straggler. If several ranks are late in turn, look at who comes **last** to each sum; in exercise 6 of [the
-# lab](../exercises/03_collective_primitives.ipynb) you write this.
+# That's enough to find one straggler. If several ranks are late in turn, look at who comes **last** to each sum. You write this in exercise 6 of [the
+# lab](../exercises/03_collective_primitives.ipynb).
 
 # %% [markdown]
 # Run the next cell and move its sliders (only the picture is saved here). Make a rank slow, then the network. Which of the two makes one rank differ from the others?
@@ -873,8 +873,8 @@ explore(trace, network, lambda event: 2000.0 * (event.index % 4 == 0))
 # %% [markdown]
 # ## What you know now
 #
-# All nine collectives can be built from sending and receiving. Every rank calls them, in the same order. Don't read a result before
-# `wait()`, through a view with gaps, or away from the root. And when one rank loses time, all the others lose it at the next sum.
+# All nine collectives can be built from sending and receiving. Every rank of the group calls them, in the same order. Don't read a result before `wait()`, don't hand in a view
+# with gaps, and read the result of a `reduce` on the root only. And when one rank loses time, all the others lose it at the next sum.
 
 # %% [markdown]
 # Practise in [lab 03](../exercises/03_collective_primitives.ipynb).

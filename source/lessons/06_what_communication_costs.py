@@ -39,7 +39,7 @@ from course_utils import Network, check, explore, launch, plot_timeline, predict
 # %% [markdown]
 # ## 1 · What one message costs
 #
-# Two numbers go far (Hockney, 1994). The **latency** alpha is the time until the first byte arrives. The **time per byte** beta is
+# Two numbers describe a message well (Hockney, 1994). The **latency** alpha is the time until the first byte arrives. The **time per byte** beta is
 # one over the bandwidth. A message of *m* bytes takes alpha + *m* · beta.
 
 # %% [markdown]
@@ -66,14 +66,15 @@ def finish_us(trace, network=network):
 # %% [markdown]
 # **What the model assumes.** Remember these five points whenever a virtual time surprises you.
 #
-# - Each rank has one **port** out and one port in. Each carries one message at a time, for *m* · beta, and both work at once.
+# - Each rank has one **port** out and one port in. A port carries one message at a time, which keeps it busy for *m* · beta. The two ports work at the same time.
 # - A send is **buffered**: the message leaves as soon as the port is free, whether or not anybody waits for it. A real `dist.send` with gloo waits for its receiver (chapter 03).
 # - Adding up and copying cost nothing. Nor does starting a call or a GPU kernel.
 # - Nothing is shared between the ports. The switch is never too busy.
 # - Only ranks add. Part 6 comes back to switches that do.
 
 # %% [markdown]
-# The second point has a consequence. Below, four ranks each send to the right, then receive from the left. By the model this takes 10 µs. This cell fails on purpose, after four seconds.
+# The second point has a consequence. Below, four ranks each send to the right, then receive from the left. By the model this takes 10 µs. With real ranks it never ends: the cell
+# fails on purpose, after four seconds.
 
 
 # %% tags=["raises-exception"]
@@ -87,7 +88,8 @@ def everybody_sends_first():
 launch(everybody_sends_first, world_size=4, backend="gloo", timeout=4)
 
 # %% [markdown]
-# No single rank is to blame: each waits for the next one. So a virtual time never proves that a program ends. In this chapter the proof is the real run, which is recorded first.
+# No single rank is to blame: each waits for the next one. So a virtual time doesn't prove that a program ends. In this chapter the proof is always a real run: it is recorded
+# first, and replayed afterwards.
 
 # %% [markdown]
 # Now two runs with messages of a million bytes. In the first, ranks 1 to 3 send to rank 0. In the second, ranks 0 and 1 swap, and so do ranks 2 and 3.
@@ -170,8 +172,8 @@ pictures.draw_traffic({way.__name__: trace for (way, _), trace in of_80_kb.items
 
 # %% [markdown]
 # All three send **the same** 1,120,000 bytes, 2(n − 1) times the tensor. The ring needs eight times as many messages. But it
-# spreads the bytes evenly: its busiest port takes in 140,000 bytes, where rank 0 of the direct way takes in 560,000. Many messages cost
-# latency, a busy port costs bandwidth.
+# spreads the bytes evenly: its busiest port takes in 140,000 bytes, where rank 0 of the direct way takes in 560,000. Each message that has to wait for the one before costs
+# latency, and each byte at the busiest port costs time too.
 
 # %% [markdown]
 # Here are the ring's steps on four ranks. In each step every rank sends one quarter and receives a different one.
@@ -185,7 +187,7 @@ plot_timeline(ring_of_4.replay(network), text)
 # **Check yourself.** Why six steps for four ranks?
 #
 # <details><summary>Answer</summary>
-# A chunk visits the three other ranks to be added up, and then, finished, three ranks that lack it: 2(n − 1).
+# A chunk takes n − 1 = 3 steps round the other ranks, until all have added their part. It takes 3 more to bring the finished sum to the ranks that lack it. That makes 2(n − 1).
 # </details>
 
 # %% [markdown]
@@ -193,7 +195,7 @@ plot_timeline(ring_of_4.replay(network), text)
 #
 # ### Write the price
 #
-# *About 12 minutes.* Now each algorithm can be priced. What happens one after the other, with *n* ranks and *S* bytes?
+# *About 12 minutes.* Now each algorithm can be priced. The table says what can only happen one after the other, with *n* ranks and *S* bytes.
 #
 # | | steps, one after the other |
 # | --- | --- |
@@ -242,7 +244,8 @@ def time_us(algorithm, n, size):
 
 
 # %% [markdown]
-# Nobody told the replay which algorithm it was looking at. It sent the recorded messages through the ports, and out came the formulas. So where we can't run, we use formulas.
+# Nobody told the replay which algorithm it was looking at. It sent the recorded messages through the ports, and out came the formulas. So for networks and rank counts that we
+# can't record, we may use the formulas.
 #
 # **Predict.** Eight ranks add up 800 bytes, then 8 million. Which of the three wins each time? Answer with a list of two words.
 
@@ -262,8 +265,7 @@ winners.measured([best[0], best[-1]])
 chapter_06.draw_times(time_us, took_us, sizes)
 
 # %% [markdown]
-# Each has its range. MPI
-# libraries choose by size for this reason ([Thakur, Rabenseifner and Gropp, 2005](https://doi.org/10.1177/1094342005051521)).
+# Each algorithm is the best for some sizes. That's why MPI libraries choose by size ([Thakur, Rabenseifner and Gropp, 2005](https://doi.org/10.1177/1094342005051521)).
 
 # %% [markdown]
 # **Move the crossover yourself.** One recording, two teams: ranks 0 to 3 add up by a ring, ranks 4 to 7 directly, 40,000 bytes each. At first the direct team is done
@@ -289,21 +291,21 @@ for latency_us in latencies_us:
 pictures.draw_race(latencies_us, teams_us)
 
 # %% [markdown]
-# The lead changes at 4.5 µs. Less latency helps whoever sends many messages; less bandwidth hurts whoever has a busy port.
+# The lead changes at 4.5 µs. Less latency helps the team that sends many messages, one after the other. Less bandwidth hurts the team with the busier port.
 # "The ring is fastest" is a statement about a size and a network, not about rings.
 
 # %% [markdown]
 # **Check yourself.** What must you change so that the ring is never worth it?
 #
 # <details><summary>Answer</summary>
-# Nothing short of infinite bandwidth: for a large enough tensor the port decides, and the ring's is the least busy.
+# The bandwidth would have to be infinite. With any other, a large enough tensor makes the busiest port decide, and the ring's ports are the least busy.
 # </details>
 
 # %% [markdown]
 # ## 4 · What the stopwatch says
 #
-# Why all this, when one could time the real processes? Let's do it: the same functions, eight ranks on your machine, in turn, the
-# slowest rank counted. Here is the time of the ring, divided by the time of the direct way.
+# Why all this, when one could time the real processes? Let's do it: the same functions, with eight ranks on your machine. Ring and direct run in turn, and the slowest rank's time
+# counts. Here is the ring's time divided by that of the direct way.
 
 
 # %%
@@ -316,17 +318,16 @@ for size_bytes, rounds in ((8_000, 9), (1_000_000, 9), (8_000_000, 5)):
 
 # %% [markdown]
 # On the network, the ring wins by a factor of more than four at a million bytes. On the two cores that made this page it *lost*. Part 2 says why: both send the same bytes, and here
-# all bytes pass through the same cores and the same memory. The ring only pays for eight times as many messages.
+# all bytes pass through the same cores and the same memory. All that remains of the ring is its price, eight times as many messages.
 
 # %% [markdown]
-# With more cores your numbers may differ. **They describe your machine's cores, not any network.** This course
-# therefore never argues from loopback times.
+# With more cores your numbers may differ. **They describe your machine's cores, not any network.** That's why this course never argues from times between processes of one machine.
 
 # %% [markdown]
 # ## 5 · What others have measured
 #
 # Measuring is right, on the network in question. We have no cluster here. But people publish tables of [nccl-tests](https://github.com/NVIDIA/nccl-tests), NVIDIA's own
-# benchmark, when they ask for help. All numbers below are copied from such threads ("out-of-place" times).
+# benchmark, when they ask for help. All numbers below are copied from such threads. (They are the "out-of-place" times, where the result goes to a tensor of its own.)
 
 # %% [markdown]
 # ### Write the fit
@@ -380,12 +381,12 @@ pcie_x4 = [
 pictures.draw_lines(pcie_x4, fit_line)
 
 # %% [markdown]
-# Two numbers describe sizes that differ by a factor of 4,096, to within 3.2 %. If it was a ring of four, the line is 6 · alpha + 1.5 · *S* · beta. Then alpha is 6.7 µs, and a port
-# carries 1.5 · 3.3 = 4.9 GB/s: what nccl-tests call the **bus bandwidth**.
+# Two numbers describe sizes that differ by a factor of 4,096, to within 3.2 %. If NCCL used a ring of four, the line is 6 · alpha + 1.5 · *S* · beta. Then alpha is 40.1 / 6 = 6.7
+# µs, and a port carries about 1.5 · 3.3 = 4.9 GB/s. nccl-tests call this the [**bus bandwidth**](https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md).
 
 # %% [markdown]
-# The second table is of **two RTX 2080 Ti with an NVLink bridge** ([nccl-tests issue 44](https://github.com/NVIDIA/nccl-tests/issues/44)), from 32 KiB to 128 MiB. It is their `all_gather`: half an all-reduce, the
-# same line with other factors. (Of their `all_reduce` we could read three rows only.)
+# The second table is of **two RTX 2080 Ti with an NVLink bridge** ([nccl-tests issue 44](https://github.com/NVIDIA/nccl-tests/issues/44)), from 32 KiB to 128 MiB. These are times
+# of `all_gather`, the second half of an all-reduce. Its formula is a line too, with other factors. (Only three rows of their `all_reduce` are legible.)
 #
 # Does one line fit all sizes here, too?
 
@@ -405,13 +406,15 @@ pictures.draw_lines(nvlink_x2, fit_line)
 pictures.draw_lines(nvlink_x2, fit_line, (slice(0, 4), slice(4, None)))
 
 # %% [markdown]
-# NCCL has **protocols**. `LL` sends 4 bytes of flags with every 4 bytes of data: it starts fast, and reaches half of the bandwidth at most. `LL128` can reach 95 %. `Simple` sends data only, and pays for slow memory barriers
+# NCCL has **protocols**. Under `LL`, 4 bytes of flags travel with every 4 bytes of data. The flag tells the receiver that the data has come, so `LL` starts fast, but reaches half
+# of the bandwidth at most. `LL128` has 8 bytes of flags for 120 of data, and can reach 95 %. `Simple` sends data only, and has to wait for slow memory barriers instead
 # ([what a maintainer says](https://github.com/NVIDIA/nccl/issues/281)).
 
 # %% [markdown]
 # It also has several algorithms; today its source lists [seven, and three protocols](https://github.com/NVIDIA/nccl/blob/master/src/include/plugin/nccl_tuner.h). For each size NCCL
-# estimates, with a model like ours, what each algorithm would take with each protocol, and runs the cheapest. So its times are a chain of lines. The thread doesn't say which ones
-# ran here. `NCCL_DEBUG=INFO` with `NCCL_DEBUG_SUBSYS=TUNING` prints it.
+# estimates, with a model like ours, what each algorithm would take with each protocol, and runs the cheapest. So its times are pieces of several lines. The thread doesn't say
+# which algorithms ran here. Newer versions of NCCL print their choice if you set `NCCL_DEBUG=INFO` and `NCCL_DEBUG_SUBSYS=TUNING` ([how to read the
+# log](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting/logging.html)).
 
 # %% [markdown]
 # So how far may one trust a line **outside** the sizes it was fitted to? Here the four smallest sizes of each table predict its largest.
@@ -433,7 +436,7 @@ pictures.draw_beyond({"four on PCIe": pcie_x4, "two on NVLink": nvlink_x2}, fit_
 # ## 6 · How good can it get?
 #
 # If **only ranks add**, through one port in and one out, at least 2(n − 1) / n · S bytes pass the busiest port. So an all-reduce takes **2(n − 1) / n · S · beta** or more.
-# [Patarasuk and Yuan (2009)](https://doi.org/10.1016/j.jpdc.2008.09.002) prove this. A ring passes no more.
+# [Patarasuk and Yuan (2009)](https://doi.org/10.1016/j.jpdc.2008.09.002) prove this. The ring reaches this lower bound, but for its latency.
 
 
 # %%
@@ -456,7 +459,8 @@ pictures.draw_bound(sizes, shares)
 # %% [markdown]
 # Eight H200 show 475 GB/s
 # of bus bandwidth on links of 450 ([nccl-tests issue 272](https://github.com/NVIDIA/nccl-tests/issues/272)), and others see 480
-# ([issue 312](https://github.com/NVIDIA/nccl-tests/issues/312)). They do not beat the cable. They beat a formula that counts a ring's bytes.
+# ([issue 312](https://github.com/NVIDIA/nccl-tests/issues/312)). They don't beat the cable. nccl-tests compute the bus bandwidth from the bytes that a ring would send, and with
+# SHARP fewer are sent.
 
 # %% [markdown]
 # **Our tree is not NCCL's.** Ours sends whole tensors, level after level. NCCL's is *pipelined*: it sends small pieces, so all levels work at once, and a rank sends about 2 *S*
@@ -488,8 +492,7 @@ text = "Rank 2's outgoing port never rests, and in the end everybody waits for i
 plot_timeline(of_8[ring, 8_000_000].replay(one_slow_link), text)
 
 # %% [markdown]
-# One bad link of 56 makes the whole ring 9.2 times slower, because a chunk must pass it in each of the 14 steps. The direct way never uses that link. A ring has no slack: it
-# finds your worst cable.
+# One bad link of 56 makes the whole ring 9.2 times slower, because a chunk must pass it in each of the 14 steps. The direct way never uses that link. A ring is as slow as its worst cable.
 
 # %% [markdown]
 # And a slow **rank**? Four ranks compute for 100 µs each and then add up 800,000 bytes. Now rank 2 needs 500 µs.
@@ -514,7 +517,7 @@ plot_timeline(held_up, "Directly: while rank 2 computes, the tensors of ranks 1 
 # it takes in the other two tensors, which costs 160 µs in any case. How much delay is hidden depends on the algorithm.
 
 # %% [markdown]
-# **Check yourself.** Your all-reduces have become slow. How do you tell a slow rank from a slow link?
+# **Check yourself.** Your all-reduces have become slow. How can you tell whether a rank is slow or a link?
 #
 # <details><summary>Answer</summary>
 # Look at what happens outside the calls. A slow rank computes longer than the others and waits least. With a slow link all compute as before, and all wait.
@@ -532,7 +535,7 @@ plot_timeline(held_up, "Directly: while rank 2 computes, the tensors of ranks 1 
 
 # %% [markdown]
 # **Hierarchical**: each node first adds up so that each of its ranks owns a quarter of the node's sum (`reduce_scatter`). Ranks with equal local rank then add up their
-# quarters across the nodes. At last each node shares its quarters (`all_gather`).
+# quarters across the nodes. Finally, each node shares its quarters (`all_gather`).
 
 
 # %%
@@ -564,7 +567,8 @@ by_form = {form.__name__: of_16[form, 16_000_000].traffic().bytes for form in fo
 draw_pairs(by_form, per_node=4)
 
 # %% [markdown]
-# Fewer steps, 12 instead of 30, help small tensors. (The four rings are slow there: in each of 30 steps a rank waits for all four, and one crosses between nodes.) For large ones,
+# Fewer steps, 12 instead of 30, help small tensors. (The four rings are slow there: in each of the 30 steps a rank waits for its message in all four rings, and one of these
+# messages always comes from another node.) For large ones,
 # what counts is how much passes a port between nodes: 30 sixteenths of the tensor with one ring, 7.5 with four, 6 in the hierarchical way.
 
 # %% [markdown]
@@ -627,7 +631,8 @@ pictures.draw_cards(node_counts, ways_ms)
 # for a node.
 
 # %% [markdown]
-# NCCL builds [flat rings](https://github.com/NVIDIA/nccl/issues/471), several of them, which share the cards. So our model **predicts** before it has seen a single time: 2 · 23/24 · *S* bytes leave each node at 96 GB/s. First the replay of 24 real ranks says whether that is what the model means.
+# NCCL builds [flat rings](https://github.com/NVIDIA/nccl/issues/471), several of them, which share the cards. So our model **predicts** before it has seen a single time: 2 · 23/24
+# · *S* bytes leave each node at 96 GB/s. First we check this formula against the replay of 24 real ranks.
 
 # %%
 islands = Network(latency_us=0, gbit_s=230 * 8, nodes=3, between=(0, 96 * 8))
@@ -648,10 +653,10 @@ pictures.draw_three_nodes(three_nodes, gb_s=96, ranks=24)
 
 # %% [markdown]
 # And **eight A100 in one node**? [nccl-tests issue 149](https://github.com/NVIDIA/nccl-tests/issues/149) reports about 200 GB/s of bus bandwidth, and [nccl issue
-# 1048](https://github.com/NVIDIA/nccl/issues/1048) 232.5. Between the three nodes above, the eight GPUs of a node share 96 GB/s. That is why one adds in two levels.
+# 1048](https://github.com/NVIDIA/nccl/issues/1048) 232.5. Between the three nodes above, the eight GPUs of a node share 96 GB/s. That's why it pays to add inside the nodes first.
 
 # %% [markdown]
-# **Check yourself.** Why is the last phase of the hierarchical way not another all-reduce?
+# **Check yourself.** Why doesn't the hierarchical way end with an all-reduce?
 #
 # <details><summary>Answer</summary>
 # The quarters are finished sums already. To have them everywhere, nothing must be added, only gathered.
@@ -660,8 +665,9 @@ pictures.draw_three_nodes(three_nodes, gb_s=96, ranks=24)
 # %% [markdown]
 # ## 9 · Thousands of ranks
 #
-# The ring's steps grow with *n*, a tree's levels with log₂ *n*. **Halving and doubling**, Rabenseifner's algorithm, has few messages *and* small ones. Far partners swap halves and
-# add, nearer ones quarters, then eighths; then all the way back: 2 log₂ n · alpha + 2(n − 1) / n · S · beta.
+# The ring's steps grow with *n*, a tree's levels with log₂ *n*. **Halving and doubling**, Rabenseifner's algorithm, has few messages *and* small ones. First, partners far apart
+# swap halves of their tensors and add. Then nearer ones swap quarters, then eighths, until each rank has one finished piece. The pieces are gathered by the same steps in reverse.
+# The price is 2 log₂ n · alpha + 2(n − 1) / n · S · beta.
 
 
 # %%
@@ -723,8 +729,9 @@ closed_form = go_on_with(hiding_batch, hiding, chapter_06.hiding_batch)
 pictures.draw_formula(hiding_check, hiding_batch, chapter_06.hiding_batch)
 
 # %% [markdown]
-# For a language model a sample is a **token**, and the formula gets simpler. With *P* parameters, a backward pass takes about 4 *P* operations per token (a forward pass takes 2 *P*). A GPU that does
-# *C* operations per second and sends *W* bytes per second sends about twice the gradients, 8 *P* bytes in float32.
+# For a language model a sample is a **token**, and the formula gets simpler. With *P* parameters, a backward pass takes about 4 *P* operations per token, and a forward pass [2
+# *P*](https://arxiv.org/abs/2001.08361). In a ring a GPU sends about twice the gradients, which is 8 *P* bytes in float32. Say it does *C* operations per second, and sends *W*
+# bytes per second.
 
 # %% [markdown]
 # **Predict.** A GPT of 1,240 million parameters replaces one of 124 million, on the same GPUs. How many times as many tokens per GPU hide its all-reduces?
@@ -751,7 +758,7 @@ times_tokens.measured(round(growth, 1), within=0.1)
 
 # %% [markdown]
 # The size of the model cancels: 8 *P* / *W* seconds of sending, 4 *P* / *C* seconds of computing per token. What's left is **2 · C / W tokens per GPU**, 16,000 here, times (n − 1) /
-# n. Gradients in bfloat16 need half of it. *C* is what your GPU achieves, not what its data sheet says.
+# n. With gradients in bfloat16, half as many tokens are enough. *C* is what your GPU achieves, not what its data sheet says.
 
 # %% [markdown]
 # ### Bucket by bucket
@@ -759,8 +766,8 @@ times_tokens.measured(round(growth, 1), within=0.1)
 # The closed form is only a lower limit. It lets the network work all the time, but the first bucket isn't ready at once, and nothing is left to compute while the last one travels. So now each bucket gets its own time.
 
 # %% [markdown]
-# We take **ResNet-50** and a small **GPT** (GPT-2 with 124 million parameters). Everything below is a **model**. A bucket goes out when its last gradient is ready and the bucket
-# before is through. `ready` says how much of the backward pass is over by then. (One of the course's tests holds `longer_ms` against the replay of four real ranks.)
+# We take **ResNet-50** and a small **GPT** (GPT-2 with 124 million parameters). Everything below is a **model**. A bucket is sent when its last gradient is ready and the bucket
+# before it has been reduced. `ready` says how much of the backward pass is over by then. (One of the course's tests holds `longer_ms` against the replay of four real ranks.)
 
 # %%
 resnet_ready, resnet_mb = [0.002, 0.06, 0.12, 0.33, 1.0], [8.2, 31.5, 26.3, 26.6, 9.7]
@@ -849,10 +856,11 @@ chapter_06.draw_hiding(percent_longer, list(models))
 # %% [markdown]
 # ### Which bucket size?
 #
-# The [DDP paper](https://www.vldb.org/pvldb/vol13/p3005-li.pdf) (Li and others, VLDB 2020) measured many sizes, but shows them as plots, without figures to quote.
+# The [DDP paper](https://www.vldb.org/pvldb/vol13/p3005-li.pdf) (Li and others, VLDB 2020) measured many sizes, but shows the times only as plots, without numbers to quote.
 
 # %% [markdown]
-# PyTorch's benchmark gives two as text: two nodes of eight V100, four cards of 100 Gbit/s in each. The maintainer of issue 119 counts 12 GB/s for such a card, so 48 GB/s for a node.
+# PyTorch's benchmark has numbers for two bucket sizes, measured on two nodes of eight V100, with four cards of 100 Gbit/s in each. The maintainer of issue 119 counts 12 GB/s for
+# such a card, so 48 GB/s for a node.
 # `step_ms` cuts the gradients into buckets of a different size and takes the shares between the recorded ones.
 
 
@@ -872,7 +880,8 @@ for name, gbit_s in {"10 Gbit/s": 10, "48 GB/s": 48 * 8}.items():
 pictures.draw_buckets(caps_mb, by_network, published_ms={1: 108, 25: 104})
 
 # %% [markdown]
-# On the slow network the model has an opinion: 5 to 25 MB are best. With smaller ones latency is paid too often, and one large bucket begins when the backward pass is over.
+# On the slow network the size matters: by the model, 5 to 25 MB are best. With smaller ones latency is paid too often, and a single large bucket can only start when the backward
+# pass is over.
 
 # %% [markdown]
 # On the fast network the model sees hardly a difference up to 25 MB, and **there it fails**: measured, 1 MB costs 4 % more than 25. Even the 104 are more than its 97.2. In the
@@ -892,12 +901,12 @@ pictures.draw_buckets(caps_mb, by_network, published_ms={1: 108, 25: 104})
 # %% [markdown]
 # ## What you know now
 #
-# A message costs alpha + *m* · beta, and the busiest port decides. Few large messages through one port (direct), few steps (tree), evenly loaded ports (ring), or both
-# (halving): size, network and number of ranks choose the winner.
+# A message costs alpha + *m* · beta, and the busiest port decides. The direct way has the fewest steps but one very busy port, the tree has few steps, the ring has evenly loaded
+# ports, and halving has both. Which of them wins depends on the size, the network and the number of ranks.
 
 # %% [markdown]
 # Two numbers, fitted, describe measured times within a few percent, as long as NCCL does the same thing at all sizes. Where they fail, the
-# deviations show it. Predicted before we had seen a time, four of ten were right within 3 %, and six were 9 to 11 % too low.
+# deviations show it. Of the ten times that we predicted for three real nodes, four were right within 3 %, and six were 9 to 11 % too low.
 
 # %%
 predict()

@@ -41,8 +41,8 @@ from course_utils import check, digits, launch, predict, show
 # %% [markdown]
 # ## 1 · Who is dealt which sample?
 #
-# Twelve samples, two ranks, two samples per step for each rank: three steps make an epoch. The samples are their own numbers, so a batch tells which ones it holds. `when` says where
-# `set_epoch` is called.
+# Two ranks share twelve samples, and each takes two per step, so three steps make an epoch. Each sample is its own number, so you can read off a batch which samples it holds.
+# `when` says where `set_epoch` is called.
 
 
 # %%
@@ -74,7 +74,8 @@ orders.measured(counts)
 show(chapter_07.three_epochs(dealt), f"Different orders in the three epochs of each row: {counts}.")
 
 # %% [markdown]
-# The sampler shuffles with a generator of its own, seeded by `seed + epoch`, so all ranks shuffle alike without a message. Inside the loop the call comes too late, because the order is fixed when the loop begins: epoch 1 repeats epoch 0.
+# The sampler shuffles with a generator of its own, seeded by `seed + epoch`, so all ranks shuffle alike without a message. Inside the loop the call comes too late, because the
+# order is fixed when the loop begins. So epoch 1 repeats the order of epoch 0.
 #
 # The [Keras guide](https://keras.io/guides/distributed_training_with_torch/) gives the sampler `shuffle=False`. Does `set_epoch` help there?
 
@@ -87,7 +88,7 @@ print("orders in three epochs:", chapter_07.count_orders(unshuffled))
 #
 # ## 2 · Ten samples for four ranks
 #
-# Ten is no multiple of four, but every rank must take the same number of steps. What does the sampler do?
+# Ten isn't a multiple of four, but every rank must take the same number of steps. What does the sampler do?
 
 
 # %%
@@ -100,8 +101,8 @@ text = "Samples 0 and 1 are dealt a second time (hatched); or samples 8 and 9 ar
 show(chapter_07.ten_samples(padded, dropped), text)
 
 # %% [markdown]
-# It's twelve or eight, never ten. In training this matters little: the order is new in each epoch, so different samples are doubled. And in **validation**? One rank trains a small
-# network on the digits, in float64, where rounding plays no part. Then eight ranks test it.
+# The ranks take twelve samples or eight, never ten. In training this matters little: the order is new in each epoch, so each time different samples are doubled or left out. And in
+# **validation**? One rank trains a small network on the digits, in float64, so that rounding can't explain a difference. Then eight ranks test it.
 
 # %%
 training, testing = digits(train=True), digits(train=False)
@@ -126,7 +127,8 @@ def train_alone(steps=40):
 trained = launch(train_alone, world_size=1, backend="gloo")[0]
 
 # %% [markdown]
-# `evaluate` returns a rank's own mean as `local`, and two ways to put the ranks' figures together. It takes the digits from the sampler, or from `shards`, which need not be even.
+# `evaluate` returns the mean loss and the accuracy: first this rank's own, as `local`, then those of all ranks, put together in two ways. The digits come from the sampler, or from
+# `shards`, which needn't be of equal size.
 
 
 # %%
@@ -147,7 +149,9 @@ def evaluate(shards=None):
 
 
 # %% [markdown]
-# The uneven shards are eight files of 120 down to 5 digits. **Predict** which figures are those of one process: (1) padded, as rank 0 prints it; (2) padded, sums and counts added; (3) uneven, mean of the means; (4) uneven, sums and counts added. Answer with a set, such as `{1, 3}`.
+# The uneven shards are eight files of 120 down to 5 digits. **Predict.** Which of these four give the loss and the accuracy that one process finds? With the sampler, which pads:
+# (1) what rank 0 finds for its own digits; (2) all ranks' sums, divided by the sum of their counts. With the uneven shards: (3) the mean of all ranks' means; (4) all ranks' sums,
+# divided by the sum of their counts. Answer with a set, such as `{1, 3}`.
 
 # %%
 right_lines = predict("figures that are those of one process", ...)
@@ -167,18 +171,20 @@ text = f"The line is what one process finds. Of the four ways, on it in both pan
 show(chapter_07.metrics({"one process": single} | figures), text)
 
 # %% [markdown]
-# Rank 0's figure holds for its own 45 digits. Padding counts five digits twice. The mean of means treats 5 digits like 120. So in validation: no padding, add up **sums and counts**, divide last.
+# Rank 0's figure holds for its own 45 digits. Padding counts five digits twice. The mean of means treats 5 digits like 120. So in validation, don't pad. Add up **sums and counts**
+# over all ranks, and divide last.
 #
 # **Check yourself.** Is the sampler's `drop_last=True` a cure?
 #
 # <details><summary>Answer</summary>
-# No: what it leaves out depends on the world size.
+# No: it leaves samples out, and which ones depends on the world size.
 # </details>
 
 # %% [markdown]
 # ## 3 · When a rank runs out of data
 #
-# In training, too, shards may be uneven. Below, rank 0 has three batches of eight digits and rank 1 has two. Without a cure, rank 0 would wait in `backward` for a rank that has returned.
+# In training, too, shards may be uneven. Below, rank 0 has three batches of eight digits and rank 1 has two. Without a cure, rank 0 would wait in its third `backward` for a rank
+# that has left the loop already.
 
 # %%
 batches = list(DataLoader(Subset(training, range(40)), batch_size=8))
@@ -204,7 +210,8 @@ def with_join(initial):
 # %% [markdown]
 # Under [`Join`](https://docs.pytorch.org/docs/stable/distributed.algorithms.join.html), a rank that has run out answers the others' collectives with zeros. In the third step, only rank 0 has a gradient, the mean over 8 digits.
 #
-# **Predict** the weight of each of these digits as a denominator: `[32, 16]` would say 1/32 by default and 1/16 with `divide_by_initial_world_size=False`.
+# **Predict.** DDP divides the ranks' sum of gradients. With which weight does each of these 8 digits enter the result, by default and with `divide_by_initial_world_size=False`?
+# Answer with two denominators: `[32, 16]` would say 1/32 by default, and 1/16 with `False`.
 
 # %%
 divisors = predict(
@@ -236,13 +243,14 @@ text = f"A digit weighs 1/16 in steps 0 and 1, and by default 1/{divided_by[0]} 
 show(chapter_07.weights_of_digits(divided_by[0]), text)
 
 # %% [markdown]
-# By default, the sum is divided by the number of ranks at the start, two, so every digit weighs the same. With `False`, it's divided by the number of ranks that still have data. In
-# the last step that is one, so its digits weigh twice as much.
+# By default, the sum is divided by the number of ranks at the start, which is two. So in all three steps a digit weighs 1/16. With `False`, it's divided by the number of ranks
+# that still have data. In the last step that's only one, so its digits weigh twice as much as the others.
 
 # %% [markdown]
 # ## 4 · A stream has no sampler
 #
-# A stream has no length, so no sampler can deal it. A loader's **workers** are processes, each with its own copy of the dataset.
+# A stream has no length, so no sampler can deal it: the dataset itself has to know who reads which sample. And a loader's **workers** are processes, each with a copy of the
+# dataset, so they have to be told apart, too.
 
 
 # %%
@@ -261,7 +269,8 @@ class Stream(IterableDataset):
 
 
 # %% [markdown]
-# **Predict.** Three ranks, each with a loader of two workers. How many times does each sample come in an epoch: unsplit, split by rank only, split by worker only? Answer with a list of three numbers.
+# **Predict.** Three ranks, each with a loader of two workers. How many times is each sample read in an epoch if the stream isn't split, if it's split by rank only, and if it's
+# split by worker only? Answer with a list of three numbers.
 
 # %%
 times_read = predict("times that each sample is read: unsplit, by rank, by worker", ..., count=3)
@@ -283,13 +292,14 @@ times_read.measured(counts_by_split)
 chapter_07.draw_stream(Stream)
 
 # %% [markdown]
-# Nothing fails, but an epoch is two, three or six times as long as you think. The picture shows the unsplit stream on two ranks with two workers each: these are four readers, so
+# Nothing fails, but an epoch is two, three or six times as long as it should be. The picture shows the unsplit stream on two ranks with two workers each: these are four readers, so
 # each sample is read four times.
 
 # %% [markdown]
 # ### Write it
 #
-# *About 6 minutes.* `__iter__` gives each sample to exactly one reader, over all ranks and their workers, in any order. The ranks' numbers of samples may differ by one at most. A loader without workers reads in the rank itself: there `get_worker_info()` is `None`. All ranks have equally many workers.
+# *About 6 minutes.* `__iter__` has to give each sample to exactly one reader among all the ranks' workers, in any order. The ranks' numbers of samples may differ by one at most. A
+# loader without workers reads in the rank itself: there `get_worker_info()` is `None`. All ranks have equally many workers.
 
 
 # %%
@@ -316,7 +326,8 @@ check(streaming(MyStream), **stream_judged)
 # %% [markdown]
 # ## 5 · Four ranks, the same random numbers
 #
-# Dropout, noise and augmentation draw random numbers. A forked rank is a copy of the notebook, and so is its generator. Below, four ranks draw a number each from torch, numpy and Python's `random`.
+# Dropout, noise and augmentation draw random numbers. A forked rank is a copy of the notebook, so its random generators are copies as well. Below, four ranks draw a number each
+# from torch, numpy and Python's `random`.
 
 
 # %%
@@ -339,11 +350,11 @@ text = "Left, four ranks drop the same units (pale); right, each rank drops unit
 show(chapter_07.dropout_masks(masks), text)
 
 # %% [markdown]
-# Python's `random` reseeds itself at a fork; torch and numpy do not. Under `torchrun` nothing is forked, but ranks draw the same numbers there too once all call
-# `torch.manual_seed(0)`. The cure is a seed plus the rank.
+# Python's `random` reseeds itself at a fork; torch and numpy do not. `torchrun` doesn't fork the ranks. But there, too, they draw the same numbers once all of them have called
+# `torch.manual_seed(0)`. The cure is to add the rank to the seed.
 
 # %% [markdown]
-# And the loader's workers? Each of two ranks has two, and each of the four draws one number.
+# And what do the loader's workers draw? Below, each of two ranks has two workers, and each of these four draws one number.
 
 
 # %%
@@ -379,7 +390,7 @@ show(chapter_07.worker_noise(drawn_by_workers), text)
 # %% [markdown]
 # ## 6 · One rank downloads
 #
-# `download` stands in for a slow server. Rank 1 comes a moment after rank 0, finds the file, and doesn't fetch it again.
+# `download` stands in for a slow server. Both ranks need the same file. Rank 1 comes a moment after rank 0, finds the file, and doesn't fetch it again.
 
 
 # %%
@@ -396,11 +407,12 @@ with tempfile.TemporaryDirectory() as disks:
     print("complete:", launch(everyone_fetches, disks, backend="gloo"))
 
 # %% [markdown]
-# The file was there, and most of what belongs in it wasn't. There's no error: rank 1 would train on what it found.
+# Rank 1 found the file, but most of its content was still missing. There's no error: rank 1 would train on what it found.
 #
 # ### Write it
 #
-# *About 5 minutes.* Only one rank of each node calls `fetch_once`. It leaves `data` complete or absent, at every moment, and returns `None`, or the words of the error.
+# *About 5 minutes.* Only one rank of each node calls `fetch_once`. At every moment, `data` has to be either complete or absent. Return `None` if all went well, and otherwise the
+# text of the error.
 
 
 # %%
@@ -457,7 +469,8 @@ with tempfile.TemporaryDirectory() as disks:
         print(f"{fetch.__name__}:", answers[3])
 
 # %% [markdown]
-# An interrupted download is fetched again, and a complete one isn't. And the timeout? Here's the same with a patience of 0.3 s, which is shorter than the download.
+# At the first start, even rank 3 hears what went wrong on ranks 0 and 2. The second start fetches the file, and the third finds it complete and needs no server. And the timeout?
+# Here's the same function with a patience of 0.3 s, which is shorter than the download.
 
 
 # %%
@@ -480,7 +493,8 @@ with tempfile.TemporaryDirectory() as disks:
 predict()
 
 # %% [markdown]
-# Which sample, which seed, which divisor: each belongs to a rank or to all, and you can say which.
+# Each rank takes its own samples and draws its own random numbers, and so does each of its loader's workers. But the shuffled order, the sums and counts, and the news of a
+# download are the same on all ranks.
 #
 # Practise in [lab 07](../exercises/07_data_batches_numerics.ipynb).
 #

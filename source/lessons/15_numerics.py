@@ -69,7 +69,9 @@ exact_for.measured({ranks for ranks, count in differing.items() if count == 0})
 chapter_15.draw_copies(differing, of=len(numbers))
 
 # %% [markdown]
-# Eight ranks aren't exact, although eight is a power of two: adding rounds, from the third copy on. With four ranks, the fourth rounds it back. So order matters. Below, `all_reduce` is compared with a loop. Then `ring_orders` cuts the tensor into quarters, and looks for the order of adding that gives each quarter to the last bit.
+# Eight ranks aren't exact, although eight is a power of two: here it's the adding that rounds, from the third copy on. (With four ranks, adding the fourth copy rounds back to the
+# exact number.) And if each addition rounds, the order of the additions matters. The first cell below compares `all_reduce` with a sum in a loop. In the second, `ring_orders` cuts
+# the tensor into quarters, and for each quarter looks for an order of adding that gives the same result to the last bit.
 
 
 # %%
@@ -93,15 +95,17 @@ orders = chapter_15.ring_orders(brought, totals[0])
 show(chapter_15.ring(orders), f"The orders that give every bit: {orders}.")
 
 # %% [markdown]
-# That's a **ring**: a different algorithm or number of ranks changes the order, and with it last bits.
+# Each quarter starts at a different rank and goes on from neighbour to neighbour: that's a **ring**. With a different algorithm or number of ranks the order changes, and with it
+# the last bits.
 
 # %% [markdown]
 # ## 2 · A test that tells them apart
 #
-# A small GPT trains for 20 steps. We compare three runs with one process: two ranks; two ranks with half the loss, a bug; and a **control**, one process with each batch in reverse order.
+# A small GPT trains for 20 steps. One process is the reference, and we compare three runs with it. The first has two ranks. The second has two ranks as well, but a bug: half the
+# loss. The third is a **control**, one process that reads each batch in reverse order.
 
 # %% [markdown]
-# **Predict.** How many of the three differences shrink a thousandfold from float32 to float64?
+# **Predict.** How many of the three differences become more than a thousand times smaller if we train in float64 instead of float32?
 
 # %%
 shrinking = predict("differences that shrink in float64, of three", ...)
@@ -136,7 +140,8 @@ shrinking.measured(sum(small))
 chapter_15.draw_apart(apart)
 
 # %% [markdown]
-# In float32 nobody can tell them apart; in float64 **the bug stays**. That is the test to keep: *compare in float64, next to a control*.
+# In float32 nobody can tell the three apart. In float64 the rounding shrinks, and **the bug stays**. So keep this test: *compare in float64, next to a control*. (Why the bug is so
+# hard to see with AdamW, you'll see in part 4.)
 
 # %% [markdown]
 # ## 3 · Sums in bfloat16
@@ -172,7 +177,8 @@ ratio.measured(errors["bfloat16"][8] / errors["float32"][8], within=0.5, about=T
 chapter_15.draw_errors_by_ranks(errors)
 
 # %% [markdown]
-# Sixteen bits fewer are a factor of 2¹⁶. Here errors of both signs cancel in part. What if they can't? In a *model* without processes, each of *n* ranks brings a 1, added one after the other or in pairs.
+# With sixteen bits fewer, errors are 2¹⁶ times as large. Here some errors are positive and others negative, so they cancel in part. What if they can't? The next cells are a
+# *model* without processes: each of *n* ranks brings a 1, and the ones are added one after the other, or in pairs.
 
 
 # %%
@@ -198,7 +204,7 @@ print(totals)
 show(chapter_15.ones(totals, counts), "The total, added in two ways.")
 
 # %% [markdown]
-# At 256, a 1 is rounded away. A ring adds one after the other, so with many ranks add in float32, or in pairs.
+# From 256 on, each further 1 is rounded away. A ring adds the ranks' numbers one after the other too. So with many ranks, send sums in float32, or use an algorithm that adds in pairs.
 #
 # ## 4 · More ranks, a different learning rate?
 #
@@ -220,7 +226,8 @@ def train(global_batch, learning_rate, criterion=cross_entropy):
 
 
 # %% [markdown]
-# In all five runs the **global batch** stays 64. The reference is one rank with the mean loss and a rate of 0.05. **Predict.** Which of the five end with the reference's weights? Answer with a set.
+# The next cell lists five runs. In all of them the **global batch**, what all ranks take together in a step, is 64. The reference is one rank with the mean loss and a learning
+# rate of 0.05. **Predict.** Which of the five end with the reference's weights? Answer with a set.
 
 # %%
 same_runs = predict("runs that end with the weights of one rank", ...)
@@ -251,7 +258,9 @@ for name, (world_size, *settings) in runs.items():
 same_runs.measured(same)
 
 # %% [markdown]
-# With the same global batch and a **mean** loss nothing needs changing. With a **sum** loss, DDP's division by four is one too many. Now the *local* batch stays 64, so four ranks take 256 digits per step. [Goyal and others (2017)](https://arxiv.org/abs/1706.02677) multiply SGD's rate by the factor of the batch.
+# With the same global batch and a **mean** loss, the learning rate stays as it is. With a **sum** loss, DDP still divides by the number of ranks, so the gradient is four times too
+# small. Run 5 makes up for that. Now the *local* batch stays 64, so four ranks take 256 digits per step. The batch has grown by a factor of four, and [Goyal and others
+# (2017)](https://arxiv.org/abs/1706.02677) multiply SGD's learning rate by the same factor.
 
 
 # %%
@@ -277,7 +286,8 @@ text = "Circles are three seeds. Rate × 4 helps on the left and ruins training 
 show(chapter_15.batches(ends), text)
 
 # %% [markdown]
-# So the rule is one to try, over several seeds, and no law. And an optimiser may hide a wrong factor: AdamW divides each gradient by its own running size ([Kingma and Ba, 2015](https://arxiv.org/abs/1412.6980)). Here the loss of the GPT is four times too small, for 30 steps in float64.
+# So try the rule, with several seeds, but don't take it for a law. Besides, an optimiser may hide a wrong factor. AdamW divides each gradient by a running average of its size
+# ([Kingma and Ba, 2015](https://arxiv.org/abs/1412.6980)). Below, the GPT trains for 30 steps in float64, with a loss that is four times too small.
 
 
 # %%
@@ -293,15 +303,18 @@ text = "A factor of 1/4 moves SGD and AdamW with clipping, and hardly AdamW alon
 show(chapter_15.off_one_process(changes, "change of the path, in percent"), text)
 
 # %% [markdown]
-# AdamW swallows the bug until something, like clipping, looks at the gradient's **size**.
+# AdamW hides the bug until something else, such as clipping, depends on the gradient's **size**.
 #
 # ## 5 · How large a batch pays?
-# A larger batch pays as long as it averages out noise. [McCandlish and others (2018)](https://arxiv.org/abs/1812.06162) divide S, the variance of a sample's gradient (summed over its numbers), by |G|², the squared norm of the true one: the **noise scale**, in samples.
+# A larger batch pays as long as it averages out noise. How much noise is there? S is the variance of a single sample's gradient, summed over its numbers. |G|² is the squared norm
+# of the true gradient, that of all samples. [McCandlish and others (2018)](https://arxiv.org/abs/1812.06162) divide S by |G|², and call the result the **noise scale**. It's a
+# number of samples.
 
 # %% [markdown]
 # ### Write it
 #
-# *About 8 minutes.* With *b* samples, the squared norm of a gradient is on average |G|² + S/*b*. A rank has *b* = `local_batch` samples, and the average over all *n* ranks has *n* · *b*. Measure both (the first as the ranks' average), and solve for S and |G|².
+# *About 8 minutes.* The gradient of *b* samples has a squared norm of |G|² + S/*b* on average. Each rank's gradient is that of *b* = `local_batch` samples, and the average over
+# all *n* ranks is that of *n* · *b*. Measure both squared norms (for the first one, take the mean over the ranks), and solve for S and |G|².
 
 
 # %%
@@ -325,7 +338,8 @@ def noise_and_signal(gradient, local_batch):
 check(in_numbers(noise_and_signal), **noise_judged)
 
 # %% [markdown]
-# Now on the network, in float64, at three points of its training. Each estimate is from 30 rounds, in which each of four ranks takes the gradient of 32 digits. The control takes the gradient of every single digit.
+# Now we estimate the noise scale of the network for the digits, in float64, at three points of its training. Each estimate is from 30 rounds, in which each of four ranks takes the
+# gradient of 32 digits. The control takes the gradient of every single digit.
 
 
 # %%
@@ -365,11 +379,13 @@ text = "The noise scale grows while the network trains; two batches find it, rou
 show(chapter_15.noise(exact, estimated), text)
 
 # %% [markdown]
-# No gradient of a single digit was needed: DDP has both batches anyway. The scale grows, so larger batches pay later in training.
+# No gradient of a single digit was needed: a training with DDP computes both gradients anyway, that of each rank and their average. The noise scale grows, so larger batches pay
+# off later in the training.
 #
 # ## 6 · Clipping and tokens
 #
-# `clip_grad_norm_` shrinks all gradients if their **global norm** is above a limit. Either each rank clips its own gradient, or all clip the average.
+# `clip_grad_norm_` shrinks all gradients if their **global norm** is above a limit. With many ranks there are two places for it: each rank clips its own gradient, or all clip the
+# average. Which one does what a single process does?
 
 
 # %%
@@ -400,7 +416,9 @@ show(chapter_15.off_one_process(shares, "off one process, in percent"), text)
 # %% [markdown]
 # ### Write it
 #
-# *About 6 minutes.* `model` is a DDP already; `pieces` are this rank's microbatches of one step, `(inputs, targets)`, all of one size, equally many on all ranks. Leave in the gradients what one process would have from the mean of `mse_loss` over all pieces, clipped to `limit`. Return the norm before clipping.
+# *About 6 minutes.* `model` is a DDP already. `pieces` are this rank's microbatches of one step, each `(inputs, targets)`. All have the same size, and all ranks have equally many.
+# One process would take the mean of `mse_loss` over all pieces of all ranks, and clip its gradient to `limit`. Leave exactly this gradient in the model, and return its norm before
+# clipping.
 
 
 # %%
@@ -423,7 +441,8 @@ def clipped(model, pieces, limit):
 check(in_ddp(clipped), **clip_judged)
 
 # %% [markdown]
-# A mean over tokens has the same trap. Answers in a chat have 5 tokens or 500; what isn't part of an answer has the target −100, which `cross_entropy` ignores. Its mean is over the tokens **left in this batch**. Four ranks make four such means.
+# A mean over tokens has a similar trap. Answers in a chat may have 5 tokens or 500. What isn't part of an answer has the target −100, which `cross_entropy` ignores. So it takes
+# the mean over the tokens that are **left in this batch**, and four ranks take four such means, of different numbers of tokens.
 
 
 # %%
@@ -455,12 +474,16 @@ text = "The mean of means is off; sums, divided by the number of all tokens, are
 show(chapter_15.off_one_process(shares, "off one process, in percent"), text)
 
 # %% [markdown]
-# In October 2024 this was found between microbatches ([Unsloth](https://unsloth.ai/blog/gradient), [Hugging Face](https://huggingface.co/blog/gradient_accumulation)). The same month an [issue](https://github.com/huggingface/transformers/issues/34242) reported it of ranks under DDP; see exercise 4 of the lab.
+# In October 2024 this error was found with microbatches, whose means were averaged in the same way ([Unsloth](https://unsloth.ai/blog/gradient), [Hugging
+# Face](https://huggingface.co/blog/gradient_accumulation)). The same month an [issue](https://github.com/huggingface/transformers/issues/34242) reported it for the ranks of DDP.
+# Exercise 4 of the lab is about it.
 
 # %% [markdown]
 # ## 7 · A norm over all ranks
 #
-# `BatchNorm` takes mean and deviation of each rank's *local* batch. To synchronise it, sums have to be differentiable. Here are three all-reduces. Two ranks bring *a* and *b*, each a 1, and each has the loss (*a* + *b*)². Together that's 2(*a* + *b*)², whose gradient is 4(*a* + *b*) = 8.
+# `BatchNorm` takes the mean and the deviation of each rank's *local* batch. To synchronise it, the ranks have to add up in the middle of the forward pass, so the sums have to be
+# differentiable. Below we try three all-reduces. Two ranks bring *a* and *b*, which are both 1, and each has the loss (*a* + *b*)². Both losses together are 2(*a* + *b*)². So the
+# gradient of *a* should be 4(*a* + *b*) = 8.
 
 
 # %%
@@ -497,7 +520,8 @@ for add_up in SumOverRanks.apply, total_in_place, functional_total:
     print(*launch(gradient_through, add_up, backend="gloo")[0])
 
 # %% [markdown]
-# Through the plain `all_reduce` the gradient is wrong, and nothing but a warning says so. The functional one is right, but its module isn't public yet. Now the norm. PyTorch's own, [`SyncBatchNorm`](https://docs.pytorch.org/docs/stable/generated/torch.nn.SyncBatchNorm.html), doesn't run on a CPU:
+# Through the plain `all_reduce` the gradient is wrong, and nothing but a warning says so. The functional one is right, but the underscore in its module's name says that it isn't
+# public. Now we write the norm ourselves, since PyTorch's own, [`SyncBatchNorm`](https://docs.pytorch.org/docs/stable/generated/torch.nn.SyncBatchNorm.html), doesn't run on a CPU:
 
 
 # %%
@@ -540,9 +564,11 @@ text = "BatchNorm's error falls with the local batch; SyncedNorm and LayerNorm l
 show(chapter_15.norms(off, (2, 8, 32, 128)), text)
 
 # %% [markdown]
-# Running statistics are **buffers**, which nothing averages. By default DDP copies rank 0's to all ranks; `forward_sync_buffers=False` turns that off.
+# For evaluation, `BatchNorm` keeps running statistics. They are **buffers**, and DDP averages gradients only. By default it copies rank 0's buffers to all ranks before a forward
+# pass; `forward_sync_buffers=False` turns that off.
 #
-# **Predict.** Which come closest to one process's? With copying: (1) rank 0's, (2) the average of all ranks'. Without it: (3) rank 0's, (4) the average. Answer with a number.
+# **Predict.** Which statistics come closest to those of one process? With copying: (1) rank 0's, (2) the average of all ranks'. Without copying: (3) rank 0's, (4) the average of
+# all ranks'. Answer with a number.
 
 
 # %%
@@ -568,9 +594,9 @@ for copied in (True, False):
 closest.measured(1 + distances.index(min(distances)))
 
 # %% [markdown]
-# Copying throws away what three ranks had found. So **synchronise the norm**, or turn copying off and average the buffers before you save.
+# Copying throws away what the other three ranks have seen. So **synchronise the norm**, or turn copying off and average the buffers before you save.
 #
-# When are buffers sent? Here's one step of three microbatches, the first two under `no_sync`.
+# With gradient accumulation (chapter 04), when are the buffers sent? Here's one step of three microbatches, the first two under `no_sync`.
 
 
 # %%
@@ -588,7 +614,7 @@ kinds = [event.kind for event in trace.of_rank(0)]
 print(*kinds[kinds.index("barrier") :])
 
 # %% [markdown]
-# The broadcasts come in the first microbatch, and in no other.
+# The buffers are broadcast in the first microbatch only, although it's under `no_sync`. The gradients are reduced in the last.
 #
 # ## What you know now
 
@@ -596,7 +622,8 @@ print(*kinds[kinds.index("barrier") :])
 predict()
 
 # %% [markdown]
-# A difference that shrinks in float64, as its control does, is rounding. One that stays is a bug: a sum divided by the wrong number, a clip by one rank's norm, a mean of means, a batch norm that sees a quarter of the batch.
+# A difference that shrinks in float64, as its control does, is rounding. One that stays is a bug. You've seen four: a sum divided by the wrong number, a gradient clipped by one
+# rank's norm, a mean of means, and a batch norm that sees a quarter of the batch.
 #
 # Practise in [lab 07](../exercises/07_data_batches_numerics.ipynb), exercises 3 and 4.
 #
