@@ -5,7 +5,7 @@
 #
 # In 130 minutes, best in two sittings (parts 1 to 7, then 8 and 9), you will be able to
 #
-# 1. start one training on two hosts, by hand and with `torchrun`, and read why it does not start;
+# 1. start one training on two hosts, by hand and with `torchrun`, and read from its error why it doesn't start;
 # 2. say who can reach your training, and let fewer;
 # 3. kill a rank, then a whole host, have the training go on from its checkpoint, and say how often to save;
 # 4. predict a collective on a slow cable, and hand one function to Slurm and to Ray, whose jobs survive a death.
@@ -298,7 +298,7 @@ chapter_09_pictures.draw_stores(sockets, answers, learning_rates)
 # **Check yourself.** Would an unusual port number help?
 #
 # <details><summary>Answer</summary>
-# Against a stranger hardly: programs try all ports in turn. Against an honest neighbour's training on the same port it does help.
+# It hardly helps against a stranger, whose program tries all ports in turn. But it does help against an honest neighbour whose training uses the same port.
 # </details>
 
 # %% [markdown]
@@ -381,8 +381,7 @@ print(*sorted("".join(outputs).splitlines()), sep="\n")
 # A restart alone begins from scratch. To continue instead, `train_on` saves a **checkpoint** after each epoch (chapter 04), and looks for one when it begins. Its batches have 128 samples **for all ranks together**, however many ranks there are. `accident` is called in every step: you will see what for.
 
 # %% [markdown]
-# (`save` and `resumed`, imported, are those of chapter 04: rank 0 writes the file next to the old one and
-# renames it. That is enough where a process is killed; if the disk's own host may lose its power, an `os.fsync` of the file comes before the rename, as lab 11 says.)
+# (`save` and `resumed`, imported, work like those of chapter 04: rank 0 writes the file next to the old one and renames it. That's enough if a process is killed. If the disk's own host may lose its power, an `os.fsync` of the file has to come before the rename, as lab 11 says.)
 
 
 # %%
@@ -401,7 +400,7 @@ def train_on(checkpoint, accident):
 
 
 # %% [markdown]
-# Rank 0 notes the mean loss of every step. The accident is this: in step 28 of 48, rank 1 kills itself with SIGKILL, the signal that the kernel sends when memory runs out. There's no exception, and no goodbye. It does so only in its first life: `TORCHELASTIC_RESTART_COUNT` says how often the agent has started it anew.
+# Rank 0 notes the mean loss of every step. The accident is this: in step 28 of 48, rank 1 kills itself with SIGKILL, the signal that the kernel sends when memory runs out. There's no exception, and no goodbye. It does so only in its first life: `TORCHELASTIC_RESTART_COUNT` says how often its agent has restarted it after a failure.
 
 
 # %%
@@ -796,8 +795,7 @@ chapter_09_charts.draw_health(checks)
 # ## 7 · A slow cable
 #
 # Cables between machines are slower than what is inside them, and that is where communication hurts. [Chapter 06](06_what_communication_costs.ipynb)
-# predicted times from a recording and a `Network`. Now the prediction is put to a test: `hosts.slow` sets a **token bucket filter** on the cable, which lets so many
-# bits through per second.
+# predicted times from a recording and a `Network`. Now the prediction is put to a test: `hosts.slow` sets a **token bucket filter** on the cable, which lets only so many bits through per second as we say.
 
 
 # %%
@@ -918,7 +916,7 @@ for world_size in (1, 2):
 # %% [markdown]
 # ### Slurm: `srun` starts the ranks
 #
-# On a **Slurm** cluster you write a *batch script* and hand it over with `sbatch`. Comments say what is wanted; when the machines are free, Slurm runs the
+# On a **Slurm** cluster you write a *batch script* and hand it over with `sbatch`. Its `#SBATCH` comments say what you want. When the machines are free, Slurm runs the
 # script on the first of them.
 
 # %% [markdown]
@@ -1096,7 +1094,7 @@ chapter_09_charts.draw_night(night)
 # **Check yourself.** Why do the ranks exit with 75 and let the *script* requeue the job, instead of calling `scontrol` themselves?
 #
 # <details><summary>Answer</summary>
-# They might: but each rank would, and a requeue ends the other ranks wherever they are. The exit codes are collected by <code>srun</code>, once all have left.
+# They could. But then each rank would do it, and a requeue ends the other ranks wherever they are. Exit codes are collected by <code>srun</code> instead, once all ranks have left.
 # </details>
 
 # %% [markdown]
@@ -1106,7 +1104,7 @@ chapter_09_charts.draw_night(night)
 
 # %% [markdown]
 # Three
-# settings are easily forgotten. Without `--ntasks-per-node=1` each task would be an agent. Without `--max-restarts` no rank is ever restarted, since 0 is the default ([documentation](https://docs.pytorch.org/docs/stable/elastic/run.html)). And `TORCH_DISABLE_SHARE_RDZV_TCP_STORE` gives each
+# settings are easily forgotten. Without `--ntasks-per-node=1` each task would be an agent. Without `--max-restarts` no rank is ever restarted, since 0 is the default ([source](https://github.com/pytorch/pytorch/blob/main/torch/distributed/run.py)). And `TORCH_DISABLE_SHARE_RDZV_TCP_STORE` gives each
 # life a new store, as `fresh` did in part 5.
 
 # %% tags=["part-slurm", "part-agents", "row-E5"]
@@ -1276,7 +1274,7 @@ def run_ray(folder, timeout_s=270):
 
 
 # %% [markdown]
-# By the time of its death, both ranks will have reported steps 4 and 8, but step 12 at most rank 0.
+# By the time rank 1 dies, both ranks will have reported steps 4 and 8, but step 12 at most rank 0.
 
 # %% tags=["part-ray", "row-E5"]
 if importlib.util.find_spec("ray") is None:
@@ -1313,7 +1311,7 @@ else:
 # %% [markdown]
 # ### The pager, part 2
 #
-# The job of chapter 08's last cell runs again. Two nights later a scheduler needs its nodes, and requeues it. It does not start any more: all four ranks say that the checkpoint cannot be read. Below are the scheduler's log of that night, and the disk.
+# The job of chapter 08's last cell runs again. Two nights later a scheduler needs the job's nodes for something else, and requeues the job. Since then it doesn't start: all four ranks say that the checkpoint cannot be read. Below are the scheduler's log of that night, and the disk.
 
 # %% [markdown]
 # **Predict.** Whose fault is it: the disk's, the scheduler's, the script's? The capstone, [chapter 11](11_capstone.ipynb), answers.

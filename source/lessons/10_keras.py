@@ -89,7 +89,7 @@ results = launch(look_around, world_size=1, backend="gloo")
 print("a process group in the kernel:", dist.is_initialized())
 
 # %% [markdown]
-# It finds all of it. That has a price: **what can't be forked mustn't be started in the kernel**. CUDA is first on that list. Keras on the torch backend asks for GPUs when it's imported, unless `KERAS_TORCH_DEVICE` names a device, as our first cell does. And `course_utils`, imported first, makes torch answer such questions without starting CUDA.
+# It finds everything that the kernel has, and a process group on top. That has a price: **what can't be forked mustn't be started in the kernel**. CUDA is first on that list. Keras on the torch backend asks for GPUs when it's imported, unless `KERAS_TORCH_DEVICE` names a device, as our first cell does. And `course_utils`, imported first, makes torch answer such questions without starting CUDA.
 
 # %% [markdown]
 # A step is torch's own, except for `training=True`, which part 4 is about.
@@ -507,7 +507,7 @@ yardstick.measure("the same masks", study, masks=False)
 yardstick.draw("The same masks on both ranks: the losses overlap with the cured ones.")
 
 # %% [markdown]
-# The same units dropped on both ranks cost nothing that three seeds could show. Seed by rank all the same, since it's one line; but if your loss is too high, look elsewhere.
+# Dropping the same units on both ranks costs nothing that three seeds could show. With own digits the median lies a little above the cured one, but the circles overlap. Seed by rank all the same, since it's only one line. But if your loss is too high, look elsewhere.
 #
 # ## 7 · `fit()` and its callbacks
 #
@@ -686,7 +686,7 @@ for backend in ("jax", "tensorflow", "torch"):
 # | layers built after wrapping | roughly 20 times | `Input`, or one call before |
 # | `ddp.train()` alone | about 1.4 times | `training=True` in the call |
 # | each rank's own moving statistics | about 1.1 times, with rank 0's | average before use |
-# | the same dropout masks | nothing measurable | seed by rank |
+# | the same dropout masks | nothing that three seeds show | seed by rank |
 # | `fit()` as it comes | roughly 20 times | an optimiser that averages |
 
 # %% [markdown]

@@ -59,7 +59,7 @@ desk.menu()
 desk.look("monday/agents")
 
 # %% [markdown]
-# *About 10 minutes.* Your turn: which rank behaves differently from the rest? Add looks to this cell, or open the files in JupyterLab. A folder is named after its *local* rank, so `node-b/0` is rank 2.
+# *About 10 minutes.* Your turn: which rank behaves differently from the rest? Add looks to the cell below, or open the files in JupyterLab. A folder is named after its *local* rank, so `node-b/0` is rank 2.
 
 # %%
 desk.look("monday/sizes")  # for example; then choose from the menu
@@ -105,7 +105,7 @@ chapter_11.draw_delivery(week, counts)
 counted.measured(counts)
 
 # %% [markdown]
-# Part 3 comes from a different edition, with typographic quotes. A “ is one character and three bytes, so this part has fewer characters, fewer windows, and one batch less.
+# Part 3 comes from a different edition, with typographic quotes. A “ is one character and three bytes, so this part has fewer characters, fewer windows, and one batch fewer.
 #
 # ### Prove it
 #
@@ -134,7 +134,7 @@ on_monday = [call.partition(": ")[2].partition("(")[0] for call in last_calls]
 chapter_11.draw_suspects(on_monday, {"yours": where(at_night(tonight, **suspect))})
 
 # %% [markdown]
-# These are our six, with a control that doesn't hang:
+# Here are our six suspects, and a control that doesn't hang:
 
 # %%
 suspects = {
@@ -150,7 +150,7 @@ stands = {name: where(at_night(tonight, **suspect)) for name, suspect in suspect
 chapter_11.draw_suspects(on_monday, stands)
 
 # %% [markdown]
-# Neither of the agents' suspects leaves Monday's traces. But **two** suspects do, the fourth and the sixth, so the traces alone don't decide. The count of characters decides: it explains why rank 3 has a batch less, and nothing in the script skips one.
+# Neither of the agents' suspects leaves Monday's traces. But **two** suspects do, the fourth and the sixth, so the traces alone don't decide. The count of characters decides: it explains why rank 3 has one batch fewer, and nothing in the script skips one.
 #
 # ## 3 · Tuesday: it works
 #
@@ -258,7 +258,7 @@ def my_epoch(model, optimizer, batches):
 check(training(my_epoch), **chapter_11.epoch_options(loss_of))
 
 # %% [markdown]
-# This is what *your* function hands to the model on four ranks, of which rank 3 has a batch less. Every rank should take part in every step.
+# This is what *your* function hands to the model on four ranks, of which rank 3 has one batch fewer. Every rank should take part in every step.
 
 # %%
 chapter_11.draw_epoch(my_epoch)
@@ -510,7 +510,7 @@ desk.bill()
 # **Check yourself.** Which change of this week made which later failure possible?
 #
 # <details><summary>Answer</summary>
-# A different edition has fewer characters in as many bytes, so one rank had a batch less, and the job hung. The fix overwrote the only copy four times as often, so a kill was more likely to hit a save. It didn't cause Wednesday: the torn save is one that Monday's script makes, too. The repair of Wednesday put the backup on one node's disk, so only one rank loaded it.
+# A different edition has fewer characters in as many bytes, so one rank had one batch fewer, and the job hung. The fix overwrote the only copy four times as often, so a kill was more likely to hit a save. It didn't cause Wednesday: the torn save is one that Monday's script makes, too. The repair of Wednesday put the backup on one node's disk, so only one rank loaded it.
 # </details>
 
 # %%

@@ -108,7 +108,7 @@ for name, row in short.items():
 # %% [markdown]
 # ### Write it
 #
-# *About 4 minutes.* A hook that sends the bucket in a different type. That type is the hook's first argument, its state; `bucket.buffer()` is one flat tensor. Divide by the number of ranks first, in the bucket's own precision. Then cast, sum, and cast back.
+# *About 4 minutes.* Write a hook that sends the bucket in a different type. That type is the hook's first argument, its state; `bucket.buffer()` is one flat tensor. Divide by the number of ranks first, in the bucket's own precision. Then cast, sum, and cast back.
 
 
 # %%
@@ -195,7 +195,7 @@ top_k = go_on_with(my_top_k, topped, chapter_12.top_k)
 pictures.draw_top_k(my_top_k, top_k)
 
 # %% [markdown]
-# Why exactly *k* of them? To send all entries whose absolute value is above some limit would need no sorting. Rank 0 has the gradient (9, −7, 1), rank 1 (8, 2, 0), and the limit is 5. This is meant to fail:
+# Why exactly *k* of them? If a rank sent all entries whose absolute value is above some limit, it wouldn't have to sort. Rank 0 has the gradient (9, −7, 1), rank 1 (8, 2, 0), and the limit is 5. This is meant to fail:
 
 
 # %%
