@@ -332,7 +332,7 @@ low_rank = go_on_with(my_low_rank, thinned, chapter_12.low_rank)
 pictures.draw_low_rank(my_low_rank, low_rank)
 
 # %% [markdown]
-# The check called your function twice more, each time with the *Q* just returned. With this **warm start** the power method goes on from step to step. PyTorch's `powerSGD_hook` does that for each matrix of a bucket, with error feedback. The first `start_powerSGD_iter` steps are plain DDP: at least two,
+# The check called your function twice more, each time with the *Q* just returned. With this **warm start** the power method goes on from step to step. PyTorch's `powerSGD_hook` does that for each matrix of a bucket that shrinks to less than half, with error feedback. The first `start_powerSGD_iter` steps are plain DDP: at least two,
 # since DDP fills its buckets anew after the first.
 
 # %%
@@ -418,7 +418,7 @@ for name, method in slower.items():
 # %% [markdown]
 # ### What the mean forgets
 #
-# Batch norm keeps its running mean and variance in **buffers**, which are no parameters. Two ranks train a small network, one on even digits and one on odd ones, and take the mean of their parameters. Do they then say the same of the same images?
+# Batch norm keeps its running mean and variance in **buffers**, which aren't parameters. Two ranks train a small network, one on even digits and one on odd ones, and take the mean of their parameters. Do they then say the same of the same images?
 
 
 # %%
