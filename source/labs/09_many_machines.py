@@ -34,10 +34,10 @@ from course_utils import check, progress
 # %% [markdown]
 # ## 1 · Who am I, and who started me?
 #
-# *Difficulty ●●○ · importance ●●○ · 8 minutes.* A script that runs everywhere has to read the names that each launcher sets. They can mix: under `srun torchrun`, Slurm's names are the agent's, so `torchrun`'s count; and `mpirun` starts its helpers by `srun`.
+# *Difficulty ●●○ · importance ●●○ · 8 minutes.* A script that runs everywhere has to read the names that each launcher sets. Launchers can also be nested. Under `srun torchrun`, Slurm's names describe the agent, so `torchrun`'s are the ones that count. And within a Slurm job `mpirun` [starts its helpers through Slurm](https://docs.open-mpi.org/en/v5.0.x/launching-apps/slurm.html), so Slurm's names are there as well.
 
 # %% [markdown]
-# A Slurm job also sets names where `srun` has started nobody (chapter 09, part 8). A script that believes them waits for ghosts.
+# A Slurm job also sets names where `srun` has started nobody (chapter 09, part 8). A script that believes them waits for ranks that don't exist.
 
 # %% [markdown]
 # **Goal:** return `(rank, local_rank, world_size, local_world_size)` as whole numbers; with no launcher, one rank alone.
@@ -85,7 +85,7 @@ def ranks_of(environment):
 # Which of Slurm's names is there in every task that <code>srun</code> started, and not in the batch script?
 # </details>
 # <details><summary>Hint 2: the approach</summary>
-# Look for each launcher's world size, the innermost launcher first. The first that is there says which column to read. What an environment holds is text. Only Slurm gives a list in the last line; its length is wanted.
+# Look for each launcher's world size, the innermost launcher first. The first that is there says which column to read. An environment holds nothing but text, so make numbers of it. For the local world size Slurm gives a list of ranks, and its length is what's wanted.
 # </details>
 # <details><summary>Hint 3: the code</summary>
 # <code>int(environment[name])</code> for the first three of one of the lists in <code>NAMES</code>; and for Slurm <code>len(environment["SLURM_GTIDS"].split(","))</code>.
@@ -155,8 +155,7 @@ check(asking(ranks_of), **ranks_of_check, world_sizes=(1, 3))
 
 # %% [markdown]
 # **Goal:** return that command as a list of words, from
-# `"torchrun"` to `"train.py"`: `per_host` processes on each of `hosts` hosts, which meet at `endpoint` (such as `127.0.0.1:29400`) under the name `job`. The check lets
-# `torchrun` read it, and once run it, on two hosts that are processes here.
+# `"torchrun"` to `"train.py"`: `per_host` processes on each of `hosts` hosts, which meet at `endpoint` (such as `127.0.0.1:29400`) under the name `job`. The check lets `torchrun` parse the command. Once it also runs it, on two hosts that are only processes here.
 
 
 # %% jupyter={"source_hidden": true}
@@ -288,7 +287,7 @@ check(on_all_hosts(command), spec=command_spec, inputs=command_inputs, **command
 # %% [markdown]
 # ## 3 · Killed, and going on
 #
-# *Difficulty ●●● · importance ●●● · 17 minutes.* Two ranks train; a rank is killed in the middle, perhaps while it writes; all are started again.
+# *Difficulty ●●● · importance ●●● · 17 minutes.* Two ranks train. One of them is killed in the middle, perhaps while it's writing, and then both are started again.
 
 # %% [markdown]
 # **Goal:** train until `steps` steps are done, saving after each to
@@ -365,7 +364,7 @@ def train(path, model, optimizer, steps):
 
 # %% [markdown]
 # <details><summary>Hint 1: a nudge</summary>
-# Besides the weights, what changes from step to step: in the optimiser, on each rank, in the loop? And what does a reader find in a file that is half written?
+# Besides the weights, what changes from step to step in the optimiser, on each rank and in the loop? And what does a reader find in a file that is half written?
 # </details>
 # <details><summary>Hint 2: the approach</summary>
 # Gather the random states of all ranks; rank 0 writes everything to a different file and then renames it. A rename happens completely or not at all. At the start, if the file is
@@ -377,7 +376,7 @@ def train(path, model, optimizer, steps):
 # </details>
 
 # %% [markdown]
-# The check starts two processes, and again when one was killed, like `torchrun`'s agent. `SIGXFSZ` kills a process in the middle of writing: the system sends it when a file grows over a limit.
+# The check starts two processes, and starts both again when one was killed, as `torchrun`'s agent would. To kill a process in the middle of writing it uses `SIGXFSZ`, which the system sends when a file grows beyond a limit.
 
 
 # %% jupyter={"source_hidden": true}

@@ -34,12 +34,12 @@ except ModuleNotFoundError:
 # *Difficulty ●●○ · importance ●●○ · 10 minutes.* The ranks have trained, and their batch norms' moving statistics have drifted. The chapter averages means and variances. An average of variances is too small: it leaves out how far apart the ranks' means are, and with own digits they are far apart.
 
 # %% [markdown]
-# **Goal:** give every rank the mean and variance of **all ranks' data together**, and touch nothing else. All ranks have seen equally many samples. The model may hold other models, which hold others, frozen layers, and dropout with a state of whole numbers. Means may be far from zero.
+# **Goal:** give every rank the mean and variance of **all ranks' data together**, and touch nothing else. All ranks have seen equally many samples. The model may hold other models, which may hold yet others. There may also be frozen layers, and dropout whose state is whole numbers. Means may be far from zero.
 #
 # | of one channel | rank 0 | rank 1 | afterwards, on both |
 # | --- | --- | --- | --- |
 # | moving mean | 2 | 6 | 4 |
-# | moving variance | 1 | 3 | 6: the average of both, and 4 for the distance of the means |
+# | moving variance | 1 | 3 | 6: the average of both, plus 4 for the distance between the means |
 
 
 # %%
@@ -58,7 +58,7 @@ def pool_statistics(model):
 
 # %% [markdown]
 # <details><summary>Hint 1: a nudge</summary>
-# A rank's numbers lie around its own mean. How large is their mean square distance from a different number, such as the mean of all? And print <code>v.path</code> of all <code>model.non_trainable_variables</code>: which ones do you want, and how do you know them?
+# A rank's numbers lie around its own mean. How large is their mean square distance from a different number, such as the mean of all data? To find the variables, print <code>v.path</code> of all <code>model.non_trainable_variables</code>: which ones do you want, and how do you recognise them?
 # </details>
 # <details><summary>Hint 2: the approach</summary>
 # Pick variables by their names. Average the means first, and keep each rank's own. Then add to its variance the square of the distance between both means, and average that. (A mean of squares minus the square of a mean would be lost in rounding, far from zero.)
@@ -242,12 +242,10 @@ check(fitting(OneMessage), **one_message_check)
 # %% [markdown]
 # ## 3 · A checkpoint by rank 0
 #
-# *Difficulty ●●● · importance ●●● · 13 minutes.* After each epoch the best model so far must be on disk. The best model so far is the one with the lowest mean of all ranks' `logs["loss"]` (all shares are equal
-# here); a `nan` is never best.
+# *Difficulty ●●● · importance ●●● · 13 minutes.* After each epoch the best model so far must be on disk. The best model so far is the one with the lowest mean of all ranks' `logs["loss"]` (all ranks have equally many samples here). A `nan` is never best.
 
 # %% [markdown]
-# **Goal:** when an epoch's mean is lower than all before, rank 0, and nobody else, calls `self.save(epoch)`; and no rank leaves `on_epoch_end` before the file is written. All ranks keep
-# in step.
+# **Goal:** when an epoch's mean is lower than all before, rank 0, and nobody else, calls `self.save(epoch)`. No rank leaves `on_epoch_end` before the file is written, so that all ranks keep in step.
 #
 # | epoch | 0 | 1 | 2 | 3 |
 # | --- | --- | --- | --- | --- |
@@ -466,7 +464,7 @@ check(stopping(StopTogether), **stop_together_check)
 # %% [markdown]
 # ## Bonus · What else parts?
 #
-# *As long as you like; there is no check and no single answer.* The chapter's table has five things that DDP doesn't see in a Keras model. There are more: a metric with a state of its own, augmentation layers, `LossScaleOptimizer`. Choose one, show in two ranks that it parts, measure by the chapter's `yardstick` what it costs in test loss, and write the line that cures it.
+# *As long as you like; there is no check and no single answer.* The chapter's table has five faults. More things can drift apart where DDP doesn't see them: a metric with a state of its own, augmentation layers, `LossScaleOptimizer`. Choose one and show on two ranks that it drifts apart. Then measure with the chapter's `yardstick` what that costs in test loss, and write the line that cures it.
 #
 # ## Which exercises pass?
 #

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Lab 11 · Capstone
 #
-# Four exercises on [chapter 11](../notebooks/11_capstone.ipynb), a post-mortem and a bonus, 80 minutes without the bonus, on any computer. The chapter proved what went wrong on each night. Here you cure the saves of Tuesday and Wednesday and Thursday's resume, and write the page that the team reads on Monday.
+# Four exercises on [chapter 11](../notebooks/11_capstone.ipynb), a post-mortem and a bonus, 80 minutes without the bonus, on any computer. The chapter proved what went wrong on each night. Here you cure Tuesday's and Wednesday's saves, and Thursday's resume. Then you write the page that the team reads on Monday.
 
 # %% [markdown]
 # `check` runs your code in real workers; in the first exercise it also kills them. Each exercise says how difficult it is and how important for the rest of the course, from ●○○ to ●●●.
@@ -53,7 +53,7 @@ def save(states, path):
 # While you write, which file must have the old checkpoint? And what may happen between the moment when the new one is complete and the moment when it is found under its name?
 # </details>
 # <details><summary>Hint 2: the approach</summary>
-# Write into a different file in the same folder, and when it's complete, give it the name. A rename that replaces is one step: there is no moment without a file. Deleting the old one first would make such a moment.
+# Write into a different file in the same folder. When that is complete, rename it to the old one's name. A rename that replaces is one step: there is no moment without a file. Deleting the old one first would make such a moment.
 # </details>
 # <details><summary>Hint 3: the code</summary>
 # <code>os.replace(part, path)</code>, or <code>part.replace(path)</code>.
@@ -198,14 +198,13 @@ check(survives(save), **save_check)
 # %% [markdown]
 # ## 2 · One disk has it, all go on
 #
-# *Difficulty ●●○ · importance ●●● · 12 minutes.* On Thursday rank 0 alone loaded the backup, since node-b could not reach it, and DDP's replicas were different models.
+# *Difficulty ●●○ · importance ●●● · 12 minutes.* On Thursday the backup lay on node-a's own disk, which node-b can't reach. So only rank 0 loaded it, and DDP's replicas were different models.
 
 # %% [markdown]
-# **Goal:** with `model`, a DDP already, let **all** ranks go on from the checkpoint that only rank 0's `path` leads to, and return
-# its epoch on every rank. The other ranks' `path` leads nowhere. If rank 0 has no file either, change nothing and return 0.
+# **Goal:** let **all** ranks go on from a checkpoint that only rank 0's `path` leads to, and return its epoch on every rank. `model` is a DDP already. The other ranks' `path` leads nowhere. If rank 0 has no file either, change nothing and return 0.
 
 # %% [markdown]
-# The file was made by Monday's script: a dict with `model` (of the network, without the wrapper), `optimizer`, and `epoch`. The check compares every rank's model, right after `resume` and again after two more steps, with that of a training that never stopped.
+# The file was made by Monday's script: a dict with `model` (of the network, without the wrapper), `optimizer`, and `epoch`. The check compares every rank's model with that of a training that never stopped, right after `resume` and again after two more steps.
 
 
 # %%
@@ -434,7 +433,7 @@ check(looking(newest), **newest_check)
 # **Goal:** train until `epochs` epochs are done, and however often the job dies, let every batch count **exactly once**.
 
 # %% [markdown]
-# `place` is what `save` was last called with, or `(0, 0)`. `batches(epoch)` has an epoch's batches, always in the same order. Call `take_step(batch)` for each one, and `save(place)` after every fifth step of an epoch and at its end, with whatever place lets you go on.
+# `place` is what `save` was last called with, or `(0, 0)` if it never was. `batches(epoch)` has an epoch's batches, always in the same order. Call `take_step(batch)` for each one, and `save(place)` after every fifth step of an epoch and at its end, with whatever place lets you go on.
 #
 # | `save` was last called | then the job dies in | and goes on with |
 # | --- | --- | --- |
@@ -561,7 +560,7 @@ check(dying(train_on), **train_on_check)
 # 1. a **summary** in three sentences: what failed, what it cost, what is cured now;
 # 2. a **timeline**, in which every line names its source: a file, a log, an experiment;
 # 3. for each of the three failures its trigger (what set it off that night), its **root cause** (what would let it happen again), the experiment that proves it, and the control; and how one led to the next;
-# 4. what **misled**, and what it really said: there are at least five such things;
+# 4. what **misled** people, and what it really said: there are at least five such things;
 # 5. three **actions**, each with a check that fails as long as it is not done, and one thing that went well.
 
 # %% [markdown] tags=["conclusion", "points-20"]
@@ -574,7 +573,7 @@ check(dying(train_on), **train_on_check)
 # script's old version (ask the friend not to open `notebooks/incident`). How many minutes does it take to name the cause?
 #
 # <details><summary>Where could one begin?</summary>
-# At what DDP trusts in and does not look at: that weights, orders, rates and numbers of samples are what the other ranks think. Or at what a log of rank 0 cannot show.
+# With what DDP takes for granted and never checks: that weights, orders, rates and numbers of samples are what the other ranks think they are. Or with what a log of rank 0 can't show.
 # </details>
 #
 # ## Which exercises pass?

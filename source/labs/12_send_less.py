@@ -26,8 +26,7 @@ from course_utils.record.event import Event
 # *Difficulty ●●○ · importance ●●○ · 18 minutes.* The chapter's top-k forgets what it does not send. Write the hook with error feedback. `state.share` is the share of a bucket to send, and `state.left_over` a dict of your own, empty at first.
 
 # %% [markdown]
-# **Goal:** add to each gradient what was left over of it,
-# send the *k* largest of the whole bucket by absolute value, keep the rest, and return a future of the mean. The chapter's two gathers are given: `mean_of_sent(flat, places)`.
+# **Goal:** add to each gradient what was left over from it before, send the *k* largest of the whole bucket by absolute value, keep the rest, and return a future of the mean. The chapter's two gathers are given: `mean_of_sent(flat, places)`.
 
 # %% [markdown]
 # The trap: in the first step DDP's buckets hold the parameters in a different order from all later ones. `bucket.parameters()` says whose gradients `bucket.gradients()` are.
@@ -164,10 +163,10 @@ check(under_ddp(remember), **options)
 # %% [markdown]
 # ## 2 · DiLoCo, and some ranks are slow
 #
-# *Difficulty ●●● · importance ●●○ · 20 minutes.* Ranks train alone until they meet, and slow ones read less. So a rank counts as much as it has `read`, which may be nothing. `anchor` is the network as all had it after the last exchange, and `outer` an optimiser of the anchor's parameters.
+# *Difficulty ●●● · importance ●●○ · 20 minutes.* Ranks train alone until they meet, and slow ones read less. So a rank counts in proportion to the number of batches that it has `read`, which may be none. `anchor` is the network as all ranks had it after the last exchange, and `outer` is an optimiser of the anchor's parameters.
 
 # %% [markdown]
-# **Goal:** the anchor's gradient is the ranks' average displacement, anchor minus network, in which each rank counts by its share of what was read. Let `outer` make one step. Then each network goes on from the anchor, and its floating-point buffers from their mean over the ranks, weighted by the same shares.
+# **Goal:** the anchor's gradient is the ranks' average displacement, anchor minus network, in which each rank counts by its share of what was read. Let `outer` make one step. Then each network takes over the anchor's parameters, and each floating-point buffer takes its mean over the ranks, weighted by the same shares.
 
 # %% [markdown]
 # Inner optimisers go on too, so change tensors in place. Frozen parameters stay as they are. Send each tensor once. At the end everything is **equal to the last bit** on all ranks.
@@ -336,13 +335,13 @@ check(exchanging(outer_step), **options)
 # *Difficulty ●●○ · importance ●●● · 17 minutes.* A `Cluster` says what you know before you rent it: ranks, network, the model's `shapes`, what a step computes, what compressing costs on top, and how many steps each method needs to the loss that you want (`None`: it never gets there).
 
 # %% [markdown]
-# **Goal:** return the name of the method whose whole training takes the least time; of equals, the one that comes first. Nothing overlaps. Price all sums and gathers as rings, as chapter 06 does:
+# **Goal:** return the name of the method whose whole training takes the least time. If several are equal, take the one that comes first. Nothing overlaps. Price all sums and gathers as rings, as chapter 06 does:
 #
 # | method | what a rank sends, float32 unless it says otherwise |
 # | --- | --- |
 # | DDP, bfloat16 | one all-reduce of all gradients; half the bytes |
 # | top 1 % | two all-gathers: *k* values and *k* int32 places; *k* is 1 % of all numbers, rounded down, at least 1 |
-# | PowerSGD | three all-reduces: first all parameters that do not pay, then all *P* together, then all *Q*. A matrix of *a* rows and *b* columns has a *P* of 4 *a* and a *Q* of 4 *b* numbers. It pays if these together are less than half of *ab*; a vector never does |
+# | PowerSGD | three all-reduces: first all parameters that it doesn't pay to compress, then all *P* together, then all *Q*. A matrix of *a* rows and *b* columns has a *P* of 4 *a* and a *Q* of 4 *b* numbers. It pays if these together are less than half of *ab*; a vector never does |
 # | every 16 steps | one all-reduce of all weights, after every 16th step; steps are multiples of 16 |
 
 
@@ -393,14 +392,14 @@ def choose(cluster):
 # Which of these prices contain the number of ranks, and how? What is the same for all methods?
 # </details>
 # <details><summary>Hint 2: the approach</summary>
-# A ring all-reduce takes 2(n − 1) turns of size / n bytes, an all-gather n − 1 turns of what one rank brings, each with its latency. Write the two as functions, then one line for each method. Steps times (computing + compressing + sending); leave out who never arrives.
+# A ring all-reduce takes 2(n − 1) turns of size / n bytes, an all-gather n − 1 turns of what one rank brings, each with its latency. Write the two as functions, then one line for each method. Steps times (computing + compressing + sending); leave out the methods that never get there.
 # </details>
 # <details><summary>Hint 3: the code</summary>
 # <code>2 * (n - 1) * (latency_us + size / n * 8 / 1000 / gbit_s)</code> and <code>(n - 1) * (latency_us + size * 8 / 1000 / gbit_s)</code>; top-k is two gathers of
 # <code>4 * max(1, numbers // 100)</code> bytes each.
 # </details>
 #
-# The specification does not know these prices: it makes a recording of each method's calls and replays it. `replayed_ms(cluster, name)` says what it finds, to you but not to your answer, which cannot call it.
+# The specification doesn't use these formulas: it makes a recording of each method's calls and replays it. You can call `replayed_ms(cluster, name)` to see what it finds, but your answer can't.
 
 
 # %% jupyter={"source_hidden": true}
@@ -519,7 +518,7 @@ check(for_all(choose), **options)
 # %% [markdown]
 # ## Bonus · A point of your own on the curve
 #
-# *No minutes, no check.* Add a method to the chapter's table and figure, such as the signs of a gradient with error feedback, DiLoCo in bfloat16, or momentum before top-k. Tune its learning rate, and DDP's too. Does any method
+# *As long as you like; there is no check.* Add a method to the chapter's table and figure, such as the signs of a gradient with error feedback, DiLoCo in bfloat16, or momentum before top-k. Tune its learning rate, and DDP's too. Does any method
 # land to the left of local SGD, and below it?
 
 # %% [markdown]

@@ -5,7 +5,7 @@
 #
 # In 130 minutes, best in two sittings (parts 1 to 7, then 8 and 9), you will be able to
 #
-# 1. start one training on two hosts, by hand and with `torchrun`, and read why it does not start;
+# 1. start one training on two hosts, by hand and with `torchrun`, and read from its error why it doesn't start;
 # 2. say who can reach your training, and let fewer;
 # 3. kill a rank, then a whole host, have the training go on from its checkpoint, and say how often to save;
 # 4. predict a collective on a slow cable, and hand one function to Slurm and to Ray, whose jobs survive a death.
@@ -53,8 +53,7 @@ from course_utils import Network, check, digits, launch, plot_timeline, predict
 
 # %% [markdown]
 # Linux can give a process a **network namespace**: interfaces, addresses and ports of its own, as a container has. Two of
-# them, joined by a virtual cable, are two hosts for this chapter's purposes. (They share the machine's name, which part 5 comes to, its disk and its memory.)
-# Today's command for the address is `ip`.
+# them, joined by a virtual cable, are two hosts for this chapter's purposes. (They still share the machine's disk, its memory and its name; what the shared name leads to, you'll see in part 5.) The modern command that lists addresses is `ip`.
 
 # %% tags=["nbval-ignore-output", "row-E1"]
 tools = {"ip": "ip -4 -brief address", "ifconfig": "ifconfig -a"}
@@ -70,8 +69,7 @@ chapter_09_pictures.draw_interfaces(hosts, listed)
 # nothing separates them. Where that matters, the text says so.
 
 # %% [markdown]
-# At the end of the `with` block both hosts are gone, with every process on them. What they share is a disk, as the machines of many clusters do: a folder,
-# with the digits in it.
+# At the end of the `with` block both hosts are gone, with every process on them. The two hosts share a disk, as the machines of many clusters do. Ours is a folder with the digits in it.
 
 # %% tags=["part-slurm", "part-ray", "part-agents"]
 disk = tempfile.TemporaryDirectory()
@@ -87,7 +85,7 @@ torch.save((training.data, training.targets), Path(disk.name, "digits.pt"))
 # parameter.
 
 # %% [markdown]
-# As an epoch's loss, the article's script prints *the sum of batch loss × batch size, divided by the number of the sampler's samples*. We print a second figure after this one: for that, the ranks add up sums and counts.
+# For each epoch the article's script prints a loss: *the sum of batch loss × batch size, divided by the number of the sampler's samples*. We print a second figure after it, for which the ranks add up their sums and their counts.
 
 
 # %%
@@ -123,8 +121,8 @@ def train(epochs):
 
 
 # %% [markdown]
-# `by_hand` joins as the article does: it is told the place, `tcp://ADDRESS:23456`, and its own rank. `write_script`, folded away, puts functions of this notebook
-# into a file on the disk, as in chapter 02; the last one is called.
+# `by_hand` joins the group as the article's script does: it is told its own rank, and the place where the ranks meet, `tcp://ADDRESS:23456`. `write_script`, folded away, puts functions of this notebook
+# into a file on the disk, as chapter 02 did. That script calls the last of them.
 
 
 # %% jupyter={"source_hidden": true} tags=["part-slurm", "part-ray", "part-agents"]
@@ -176,13 +174,12 @@ chapter_09_charts.draw_screens(outputs)
 
 # %% [markdown]
 # Two scripts that share an address became one training. The article's figure is each rank's mean over **its own** half of the data. So both hosts miss the
-# mean, in opposite directions, and whoever reads one screen sees half of the truth. Reduce sum and count, divide last: 2.159 on both.
+# mean, in opposite directions, and whoever reads one screen sees half of the truth. The cure is to add up sums and counts over all ranks and to divide last: then both print 2.159.
 
 # %% [markdown]
 # ### The address that leads nowhere
 #
-# We kept something from you: `two_hosts` sets `GLOO_SOCKET_IFNAME` in the environment of its programs, to the interface of the cable. An administrator
-# does that for a cluster, or nobody does. Here nobody does. **Predict:** which address does a rank leave for the others to find it?
+# We kept something from you: `two_hosts` sets `GLOO_SOCKET_IFNAME` in the environment of its programs, to the interface of the cable. On a cluster an administrator does that, or nobody does. In the next run nobody does. **Predict:** which address does a rank leave in the store, so that the others find it?
 
 # %%
 left = predict("the address that a rank leaves for the others", ...)
@@ -209,12 +206,10 @@ with two_hosts(disk.name) as hosts:
         chapter_09_pictures.draw_doors(hosts, address)
 
 # %% [markdown]
-# With two hosts it fails. Read the end: *connection refused*, `remote=[127.0.0.1]`. Both ranks found the
-# store at `tcp://…`; there each left the address that its **host name** resolves to (or that of loopback, if the name leads nowhere on this host). That was 127.0.0.1, "here", and each then knocked at its own door.
+# With two hosts it fails. Read the end: *connection refused*, `remote=[127.0.0.1]`. Both ranks found the store at `tcp://…`. There each left the address that its **host name** resolves to (or the loopback address, if the name leads to none of this host's). Here that was 127.0.0.1, which means "this host", so each then knocked at its own door.
 
 # %% [markdown]
-# The place of meeting and the way the tensors travel are two things. `GLOO_SOCKET_IFNAME`, and for GPUs `NCCL_SOCKET_IFNAME`, name the interface for the
-# second. (On InfiniBand, NCCL uses that interface only to set up its connections; the tensors travel over the adapters that [`NCCL_IB_HCA`](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html) names.)
+# Where the ranks meet and which way their tensors travel are two separate settings. `GLOO_SOCKET_IFNAME`, or `NCCL_SOCKET_IFNAME` for GPUs, names the interface for the tensors. (On InfiniBand, NCCL uses that interface only to set up its connections; the tensors travel over the adapters that [`NCCL_IB_HCA`](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html) names.)
 
 # %% [markdown]
 # **Check yourself.** Why did this never happen in chapters 00 to 08?
@@ -226,7 +221,7 @@ with two_hosts(disk.name) as hosts:
 # %% [markdown]
 # ## 3 · Who else can come in?
 #
-# Rank 0 serves the store of `tcp://`. As the article says, it listens on 0.0.0.0: on **all** addresses of its host. Who can reach it?
+# With `tcp://`, rank 0 opens the store in which the ranks find each other. As the article says, this store listens on 0.0.0.0, which means **all** addresses of its host. Who can reach it?
 # Host 0 opens two stores: the usual one, and one on a socket that is **bound** to the address on the cable. Both hold a learning rate.
 
 
@@ -276,7 +271,7 @@ write_script("two_stores.py", bound_store, two_stores)
 write_script("stranger.py", stranger)
 
 # %% [markdown]
-# `ss -ltn` lists who listens on a host. The picture has the learning rates that host 0 finds in the end, after somebody without any password was there.
+# `ss -ltn` lists what listens on a host. The picture shows which learning rates host 0 finds in its two stores after the stranger's visit.
 
 
 # %% tags=["row-E2"]
@@ -290,22 +285,20 @@ print(sockets)
 chapter_09_pictures.draw_stores(sockets, answers, learning_rates)
 
 # %% [markdown]
-# The star means every address, `eth1` to the world outside included. The stranger wrote 1000 where 0.01 had been, and nobody asked who it was: a store has no
-# password. Through the same store ranks are told where to send their tensors.
+# The star means every address, including that of `eth1`, which leads to the world outside. The stranger wrote 1000 where 0.01 had been, and nobody asked who it was: a store has no password. And it's from this same store that ranks learn where to send their tensors.
 
 # %% [markdown]
 # The bound store does not exist for the outside: *connection refused*. (Where
 # loopback stands in for the networks, "outside" is 127.0.0.11; on a Mac, which has 127.0.0.1 only, the difference can't be shown.)
 
 # %% [markdown]
-# So bind the store to the cluster's own network, as `bound_store` does, and hand it over with `init_process_group(store=…)`, as part 7 will. Or have a
-# firewall between the cluster and the world: you need it for `torchrun`, whose store listens everywhere too.
+# So bind the store to the cluster's own network, as `bound_store` does, and hand it over with `init_process_group(store=…)`, as part 7 will. Or put a firewall between the cluster and the world. With `torchrun` you need one anyway, because its store listens everywhere too.
 
 # %% [markdown]
 # **Check yourself.** Would an unusual port number help?
 #
 # <details><summary>Answer</summary>
-# Against a stranger hardly: programs try all ports in turn. Against an honest neighbour's training on the same port it does help.
+# It hardly helps against a stranger, whose program tries all ports in turn. But it does help against an honest neighbour whose training uses the same port.
 # </details>
 
 # %% [markdown]
@@ -353,8 +346,7 @@ with two_hosts(disk.name) as hosts:
 chapter_09_pictures.draw_cards(outputs)
 
 # %% [markdown]
-# Card 0 of node 1 is rank 2: node 1 × 2 cards + card 0. Parser, formula and `spawn` are what `torchrun` is for. It runs on every machine, as an **agent**: it counts, sets
-# the variables, starts the ranks, watches them. Its simplest form has a static master: an address, a port, and each machine's number.
+# Card 0 of node 1 is rank 2: node 1 × 2 cards + card 0. You needn't write such a parser, formula and `spawn` yourself, because `torchrun` brings all three. It runs on every machine as an **agent**, which counts the ranks, sets their variables, starts them and watches them. Its simplest form has a static master: you give every agent the master's address and port, and the number of its own machine.
 
 
 # %%
@@ -383,15 +375,13 @@ print(*sorted("".join(outputs).splitlines()), sep="\n")
 # %% [markdown]
 # ## 5 · A rank dies
 #
-# The second way to meet, besides the static master, is a **rendezvous**. All machines get the same command, with one machine's address as `--rdzv-endpoint`. Whoever comes is given a number, and when the crew changes, all meet again. So agents can start ranks anew, and nobody has to be there at night.
+# The second way to meet, besides the static master, is a **rendezvous**. All machines get the same command, with one machine's address as `--rdzv-endpoint`. Each machine that comes is given a number, and whenever one leaves or joins, all of them meet again. That's how the agents can restart ranks by themselves, with nobody awake at night.
 
 # %% [markdown]
-# Starting anew is not continuing. For that the function saves a **checkpoint** after each epoch (chapter 04), and looks for one when it begins. Its batches are 128 samples **for all ranks
-# together**, however many there are. `accident` is called in every step: you will see what for.
+# A restart alone begins from scratch. To continue instead, `train_on` saves a **checkpoint** after each epoch (chapter 04), and looks for one when it begins. Its batches have 128 samples **for all ranks together**, however many ranks there are. `accident` is called in every step: you will see what for.
 
 # %% [markdown]
-# (`save` and `resumed`, imported, are those of chapter 04: rank 0 writes the file next to the old one and
-# renames it. That is enough where a process is killed; if the disk's own host may lose its power, an `os.fsync` of the file comes before the rename, as lab 11 says.)
+# (`save` and `resumed`, imported, work like those of chapter 04: rank 0 writes the file next to the old one and renames it. That's enough if a process is killed. If the disk's own host may lose its power, an `os.fsync` of the file has to come before the rename, as lab 11 says.)
 
 
 # %%
@@ -410,8 +400,7 @@ def train_on(checkpoint, accident):
 
 
 # %% [markdown]
-# Rank 0 notes the mean loss of every step. The accident: in step 28 of 48 rank 1 shoots itself with the signal that the kernel sends when memory runs out, SIGKILL: no exception, no
-# goodbye. Only in its first life: `TORCHELASTIC_RESTART_COUNT` says how often the agent has started it anew.
+# Rank 0 notes the mean loss of every step. The accident is this: in step 28 of 48, rank 1 kills itself with SIGKILL, the signal that the kernel sends when memory runs out. There's no exception, and no goodbye. It does so only in its first life: `TORCHELASTIC_RESTART_COUNT` says how often its agent has restarted it after a failure.
 
 
 # %%
@@ -454,11 +443,10 @@ print("steps noted:", len(read_losses("undisturbed")))
 
 # %% [markdown]
 # An agent with a misspelt name
-# meets nobody, and [gives up after ten minutes](https://docs.pytorch.org/docs/stable/elastic/rendezvous.html) with a `RendezvousTimeoutError` (`--rdzv-conf=join_timeout=...` has the seconds). Under Slurm the job's number will do as the name.
+# meets nobody, and [gives up after ten minutes](https://docs.pytorch.org/docs/stable/elastic/rendezvous.html) with a `RendezvousTimeoutError` (`--rdzv-conf=join_timeout=...` sets the seconds). Under Slurm, the job's number is a good name.
 
 # %% [markdown]
-# Folded away is what our hosts need and real ones do not. Only host 0 is told to open the rendezvous (`is_host=1`): real hosts find that out by comparing their name with the endpoint's, and ours
-# share a name. `--local-addr` is the address under which an agent is known to the others.
+# The folded cell has what our hosts need and real ones don't. Only host 0 is told to open the rendezvous (`is_host=1`). Real hosts find that out by comparing the endpoint with their own names and addresses, but ours share a name. `--local-addr` is the address under which an agent is known to the others.
 
 
 # %% jupyter={"source_hidden": true}
@@ -496,8 +484,7 @@ steps.measured(len(noted))
 chapter_09_pictures.draw_agents(agents, noted)
 
 # %% [markdown]
-# *exitcode: −9*: a signal ended the rank, number 9, SIGKILL. *local_rank: 0*: the card, not the rank. That line is on **host 1's** screen. Host 0's
-# shows, if anything, rank 0's traceback, of a connection reset by its peer: an echo. On a cluster look for the agent that reports a signal.
+# *exitcode: −9*: a signal ended the rank, number 9, SIGKILL. *local_rank: 0*: the card, not the rank. That line is on **host 1's** screen. Host 0's screen shows at most rank 0's traceback, about a connection that was reset by its peer, and that is only an echo. So on a cluster, look for the agent that reports a signal.
 
 # %% [markdown]
 # 52 steps, and we did nothing to restart it. The agents met again and started two new ranks, which found the checkpoint of step 24. So the steps 24 to 27 were done twice.
@@ -515,8 +502,7 @@ print("losses of the second life:", noted[28:] == control[24:])
 print("parameters at the end:    ", all(torch.equal(*pair) for pair in pairs))
 
 # %% [markdown]
-# Bit for bit: two forked ranks in this notebook, and four processes on two hosts with a death in the middle. It needs everything that the next step depends
-# on to be in the checkpoint or to follow from the epoch, like the sampler's order. Add momentum, dropout or a schedule, and their states must be in it too.
+# They agree bit for bit: two forked ranks of this notebook on one side, four processes on two hosts with a death in the middle on the other. That works only if everything that the next step depends on is in the checkpoint or follows from the epoch, as the sampler's order does. Add momentum, dropout or a schedule, and their states must be in it too.
 
 # %% [markdown]
 # `fresh`, in the folded cell, is there for a reason. By default the agents keep one store for all lives; new ranks then sometimes read an address that a dead rank left there, and knock
@@ -526,8 +512,8 @@ print("parameters at the end:    ", all(torch.equal(*pair) for pair in pairs))
 # **Check yourself.** The checkpoint is on the shared disk. What if each host had its own?
 #
 # <details><summary>Answer</summary>
-# Rank 0 saves, on its host only. After a restart the ranks may be numbered otherwise: a new rank that finds no file begins at epoch 0 while the other one begins at
-# epoch 2. And "rank 0 loads and broadcasts" is no cure: if rank 0 is now on the host without a file, it sends epoch 0 to everybody. So save on every node, and let the ranks agree on the newest file that all of them have ([lab 11](../exercises/11_capstone.ipynb)).
+# Rank 0 saves, on its host only. After a restart the ranks may be numbered differently: a new rank that finds no file begins at epoch 0 while the other one begins at
+# epoch 2. And "rank 0 loads and broadcasts" doesn't cure that: if rank 0 is now on the host without a file, it sends epoch 0 to everybody. So save on every node, and let the ranks agree on the newest file that all of them have ([lab 11](../exercises/11_capstone.ipynb)).
 # </details>
 
 # %% [markdown]
@@ -586,7 +572,7 @@ chapter_09_charts.draw_apart(control, noted, alone_from=28)
 
 # %% [markdown]
 # The losses agree to six digits and no further, because one rank
-# adds 128 numbers in a different order from two ranks, which add 64 each. That is a continuation only because the *global* batch stayed: with 64 samples for each rank, whatever their number, it would be a different training from here on.
+# adds 128 numbers in a different order from two ranks, which add 64 each. That's a continuation only because the *global* batch stayed the same. If each rank always took 64 samples, whatever the number of ranks, it would be a different training from here on.
 
 # %% [markdown]
 # Our host died politely: the kernel closed its connections, so rank 0 soon ended with an error. A machine without power closes nothing. Then rank 0 waits until the timeout of its group, which
@@ -623,7 +609,7 @@ chapter_09_pictures.draw_agents(agents, cut={0: cut_s})
 
 # %% [markdown]
 # The agent on host 1 ends, and takes its healthy rank along: `--nnodes=1:2` protects against the death of every host but one. So the endpoint belongs on a machine that does no training and
-# rarely dies. And somebody has to start the agents again when it dies all the same; that is a scheduler's work, in part 8.
+# rarely dies. If it dies all the same, somebody has to start the agents again, and that's the work of a scheduler (part 8).
 
 # %% [markdown]
 # **Check yourself.** `--nnodes=1:2`, and after an hour host 1 is repaired and runs the command again. What happens?
@@ -711,8 +697,7 @@ chapter_09_charts.draw_causes(INTERVALS_MIN, jobs, (SAVE_MIN, RESTART_MIN, WORK_
 best_min.measured(INTERVALS_MIN[goodputs.index(max(goodputs))])
 
 # %% [markdown]
-# Save too often, and the saves eat the time; too rarely, and the deaths do. In an interval *T* a save costs *C* / *T* of the time. A death, every *M* minutes, costs half an interval on average: *T* / 2*M*. The sum is least where
-# both are equal, at *T* = √(2*CM*). That is [Young's formula of 1974](https://doi.org/10.1145/361147.361115).
+# Save too often, and the saves eat the time; too rarely, and the deaths do. A save that takes *C* minutes in every *T* costs *C* / *T* of the time. A death that comes every *M* minutes costs half an interval on average, which is *T* / 2*M* of the time. The sum is least where both are equal, at *T* = √(2*CM*). That is [Young's formula of 1974](https://doi.org/10.1145/361147.361115).
 
 # %%
 chapter_09_charts.draw_goodput(INTERVALS_MIN, goodputs, SAVE_MIN, MTBF_MIN, RESTART_MIN)
@@ -810,8 +795,7 @@ chapter_09_charts.draw_health(checks)
 # ## 7 · A slow cable
 #
 # Cables between machines are slower than what is inside them, and that is where communication hurts. [Chapter 06](06_what_communication_costs.ipynb)
-# predicted times from a recording and a `Network`. Now the prediction is put to a test: `hosts.slow` sets a **token bucket filter** on the cable, which lets so many
-# bits through per second.
+# predicted times from a recording and a `Network`. Now the prediction is put to a test: `hosts.slow` sets a **token bucket filter** on the cable, which lets only so many bits through per second as we say.
 
 
 # %%
@@ -927,16 +911,16 @@ for world_size in (1, 2):
     print(f"by launch, world size {world_size}: {by_launch:.4f}")
 
 # %% [markdown]
-# One rank has the same, since the 64 samples of a step are the same 64, whoever takes them.
+# One rank gets the same to four decimals, because the 64 samples of a step are the same 64, whoever takes them.
 
 # %% [markdown]
 # ### Slurm: `srun` starts the ranks
 #
-# On a **Slurm** cluster you write a *batch script* and hand it over with `sbatch`. Comments say what is wanted; when the machines are free, Slurm runs the
+# On a **Slurm** cluster you write a *batch script* and hand it over with `sbatch`. Its `#SBATCH` comments say what you want. When the machines are free, Slurm runs the
 # script on the first of them.
 
 # %% [markdown]
-# `srun`, inside it, runs a command on all: one task, one rank. A task learns who it is from **Slurm's own names**, which `torch` does not know. (How it finds its GPU, [`train_ddp.py`](train_ddp.py) shows.)
+# Inside the script, `srun` runs a command on all of them. Each process that it starts is called a **task**, and each of our tasks will be one rank. A task learns who it is from **Slurm's own names**, which `torch` does not know. (How it finds its GPU, [`train_ddp.py`](train_ddp.py) shows.)
 
 # %% [markdown]
 # `slurm.two_nodes` starts a real Slurm on our two hosts, if its packages are here; if not, `job.log` is what such a job wrote when this chapter was made. The line that it prints says which.
@@ -974,7 +958,7 @@ print("CPUs for four tasks:", short, "without SRUN_CPUS_PER_TASK,", enough, "wit
 # %% [markdown]
 # ### A job that is told to end, and a node that dies
 #
-# A job has a time limit. Slurm can send a signal before: [`--signal=TERM@60`](https://slurm.schedmd.com/sbatch.html#OPT_signal) sends SIGTERM to all tasks a minute before the end (sometimes two). A task can save then, and the script can put the job back into the queue.
+# A job has a time limit. Slurm can send a signal some time before it: [`--signal=TERM@60`](https://slurm.schedmd.com/sbatch.html#OPT_signal) sends SIGTERM to all tasks a minute before the end (sometimes two). A task can save then, and the script can put the job back into the queue.
 
 # %% [markdown]
 # Our ranks look for the signal in `save`, every fourth step, so four steps have to fit into that minute:
@@ -995,7 +979,7 @@ exit $status
 """
 
 # %% [markdown]
-# `--nodes=1-2` is Slurm's version of elasticity. (`--ntasks-per-node=1` is given to `srun`, not to the job.) Rank 0 runs on the first machine of the job's list, and the port follows from the job's number, so two jobs that share a machine get two.
+# `--nodes=1-2` is Slurm's version of elasticity. (`--ntasks-per-node=1` is given to `srun`, not to the job.) Rank 0 runs on the first machine of the job's list, and the port follows from the job's number, so two jobs that share a machine get two different ports.
 
 # %% [markdown]
 # 75 is an exit code of our own: *saved, please start me again*. Any other failure ends the job.
@@ -1045,7 +1029,7 @@ def under_slurm():
 
 
 # %% [markdown]
-# Two accidents, each at a step of its own so that every run is the same: in its first life, after step 8, the job waits for SIGTERM. We do not wait nine minutes but send it ourselves, by `scancel`, to the
+# There will be two accidents, each at a fixed step so that every run is the same. In its first life, after step 8, the job waits for SIGTERM. We do not wait nine minutes but send it ourselves, by `scancel`, to the
 # tasks as Slurm does.
 
 # %% [markdown]
@@ -1110,7 +1094,7 @@ chapter_09_charts.draw_night(night)
 # **Check yourself.** Why do the ranks exit with 75 and let the *script* requeue the job, instead of calling `scontrol` themselves?
 #
 # <details><summary>Answer</summary>
-# They might: but each rank would, and a requeue ends the other ranks wherever they are. The exit codes are collected by <code>srun</code>, once all have left.
+# They could. But then each rank would do it, and a requeue ends the other ranks wherever they are. Exit codes are collected by <code>srun</code> instead, once all ranks have left.
 # </details>
 
 # %% [markdown]
@@ -1120,7 +1104,7 @@ chapter_09_charts.draw_night(night)
 
 # %% [markdown]
 # Three
-# settings are easily forgotten. Without `--ntasks-per-node=1` each task would be an agent. Without `--max-restarts` no rank is ever restarted, since 0 is the default. And `TORCH_DISABLE_SHARE_RDZV_TCP_STORE` gives each
+# settings are easily forgotten. Without `--ntasks-per-node=1` each task would be an agent. Without `--max-restarts` no rank is ever restarted, since 0 is the default ([source](https://github.com/pytorch/pytorch/blob/main/torch/distributed/run.py)). And `TORCH_DISABLE_SHARE_RDZV_TCP_STORE` gives each
 # life a new store, as `fresh` did in part 5.
 
 # %% tags=["part-slurm", "part-agents", "row-E5"]
@@ -1290,7 +1274,7 @@ def run_ray(folder, timeout_s=270):
 
 
 # %% [markdown]
-# Steps 4 and 8 were reported by both ranks, step 12 at most by rank 0.
+# By the time rank 1 dies, both ranks will have reported steps 4 and 8, but step 12 at most rank 0.
 
 # %% tags=["part-ray", "row-E5"]
 if importlib.util.find_spec("ray") is None:
@@ -1303,7 +1287,7 @@ else:
     chapter_09_charts.draw_restarted(log, killed_after=12, vague=True)
 
 # %% [markdown]
-# The same function, the fourth time, on two nodes, through a death, and the same weights. A checkpoint counts once **all** ranks have reported, so 12 cannot be. Whether it is 8 or 4 is a matter of luck: `report` hands the checkpoint over and returns, and the
+# That's the same function for the fourth time, now on two nodes and through a death, and it ends with the same weights. A checkpoint counts only once **all** ranks have reported it, so the second life can't begin at step 12. Whether it is 8 or 4 is a matter of luck: `report` hands the checkpoint over and returns, and the
 # last one may not be registered yet when a worker dies.
 
 # %% [markdown]
@@ -1315,8 +1299,7 @@ else:
 # `storage_path` must be a place that all nodes reach, `use_gpu=True` gives each rank a GPU and takes NCCL, and `prepare_data_loader` deals the samples.
 
 # %% [markdown]
-# Ports are open to the whole network, and whoever
-# reaches them can run code: keep a cluster behind a firewall.
+# Ray's ports are then open to the whole network, and [whoever reaches them can run code](https://docs.ray.io/en/latest/ray-security/index.html). So keep a cluster behind a firewall.
 
 # %% [markdown]
 # **Check yourself.** Slurm, Ray, `torchrun`, `launch`: which of them averages the gradients?
@@ -1328,7 +1311,7 @@ else:
 # %% [markdown]
 # ### The pager, part 2
 #
-# The job of chapter 08's last cell runs again. Two nights later a scheduler needs its nodes, and requeues it. It does not start any more: all four ranks say that the checkpoint cannot be read. Below are the scheduler's log of that night, and the disk.
+# The job of chapter 08's last cell runs again. Two nights later a scheduler needs the job's nodes for something else, and requeues the job. Since then it doesn't start: all four ranks say that the checkpoint cannot be read. Below are the scheduler's log of that night, and the disk.
 
 # %% [markdown]
 # **Predict.** Whose fault is it: the disk's, the scheduler's, the script's? The capstone, [chapter 11](11_capstone.ipynb), answers.

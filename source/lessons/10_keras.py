@@ -3,7 +3,7 @@
 #
 # **A Keras model on the torch backend is a `torch.nn.Module`. So is wrapping it in DDP all there is to do?**
 #
-# In 70 minutes you learn to prove that a Keras training on several ranks equals one device, to name what DDP doesn't see, and to use `fit()` on several ranks. No later chapter needs this one.
+# In 70 minutes you learn to prove that training a Keras model on several ranks gives what one device would, to name what DDP doesn't see, and to use `fit()` on several ranks. No later chapter needs this one.
 #
 # **Hardware:** two cores; everything runs on the CPU. **Versions:** measured with Keras 3.15.1 and torch 2.15.0. **Before:** [09 · Many machines](09_many_machines.ipynb).
 # **Next:** [11 · Capstone](11_capstone.ipynb). **Lab:** [10 · Keras statistics and callbacks](../exercises/10_keras.ipynb).
@@ -72,7 +72,7 @@ training, testing = nhwc(digits(True)), nhwc(digits(False))
 print("images:", *training.tensors[0].shape)
 
 # %% [markdown]
-# The guide starts its processes by `start_processes(..., start_method="fork")`, "to support notebooks": a new Python (`spawn`) wouldn't know the functions of your cells. `launch` does for you what the guide's `setup_device` and `cleanup` do. What does a forked rank find?
+# The guide starts its processes by `start_processes(..., start_method="fork")`, "to support notebooks": a new Python (`spawn`) wouldn't know the functions of your cells. `launch` does for you what the guide's `setup_device` and `cleanup` do. What does a forked rank find when it starts?
 
 # %% tags=["row-C6", "row-C7"]
 kernel, address = os.getpid(), training.tensors[0].data_ptr()
@@ -89,7 +89,7 @@ results = launch(look_around, world_size=1, backend="gloo")
 print("a process group in the kernel:", dist.is_initialized())
 
 # %% [markdown]
-# Everything. The price: **what can't be forked mustn't be started in the kernel**. CUDA is first on that list. Keras on the torch backend asks for GPUs when it's imported, unless `KERAS_TORCH_DEVICE` names a device, as our first cell does. And `course_utils`, imported first, makes torch answer such questions without starting CUDA.
+# It finds everything that the kernel has, and a process group on top. That has a price: **what can't be forked mustn't be started in the kernel**. CUDA is first on that list. Keras on the torch backend asks for GPUs when it's imported, unless `KERAS_TORCH_DEVICE` names a device, as our first cell does. And `course_utils`, imported first, makes torch answer such questions without starting CUDA.
 
 # %% [markdown]
 # A step is torch's own, except for `training=True`, which part 4 is about.
@@ -128,7 +128,7 @@ def train_epoch(network, optimizer, loader):
 
 
 # %% [markdown]
-# And the training: two epochs, after each of which a rank notes its own mean loss, much as the guide prints it, and the mean over both ranks' images.
+# And here is the training, which takes two epochs. After each of them a rank notes two losses: the mean over its own images, which is about what the guide prints, and the mean over both ranks' images.
 
 
 # %%
@@ -187,7 +187,7 @@ print("the default sampler shuffles:", launch(epochs_differ, True, backend="gloo
 # %% [markdown]
 # ## 2 · Is it what one device would do?
 #
-# DDP is **synchronous**: the ranks split the batch, average gradients, and take one step. **Loosely coupled** ranks each go on with their own weights, and average *them* now and then. We try both with SGD. (Adam divides gradients by their size, so it would blow up rounding.)
+# DDP is **synchronous**: the ranks split the batch, average gradients, and take one step. **Loosely coupled** ranks each go on with their own weights, and average *them* now and then. We try both with SGD. (Adam divides gradients by their size, so it would magnify rounding errors.)
 
 
 # %%
@@ -220,7 +220,7 @@ def ten_steps(training_mode, coupling="synchronous"):
 
 
 # %% [markdown]
-# **Predict** for three runs of ten steps whether the two ranks end with equal weights: synchronous, loosely coupled, and synchronous with `training=True`, where dropout and batch norms do their work. Answer with a list of `True` and `False`.
+# **Predict** for three runs of ten steps whether the two ranks end with equal weights: synchronous, loosely coupled, and synchronous with `training=True`, which turns on dropout and batch norms. Answer with a list of `True` and `False`.
 
 # %%
 agree = predict("the two ranks end equal, in three runs", ..., count=3)
@@ -237,7 +237,7 @@ chapter_10.draw_distances(distances)
 agree.measured([between == "exactly 0" for between, _ in distances.values()])
 
 # %% [markdown]
-# Synchronous is **one device, up to rounding**. Loosely coupled ranks met halfway, and have parted since. In the last run the ranks agree with each other but not with one device, as it should be: each batch norm normalises by *its own* 32 images, and dropout draws masks for 32 images.
+# Synchronous is **one device, up to rounding**. Loosely coupled ranks averaged their weights halfway, and have drifted apart again since. In the last run the ranks agree with each other but not with one device, as it should be: each batch norm normalises by *its own* 32 images, and dropout draws masks for 32 images.
 #
 # **Check yourself.** Which run should your own project test?
 #
@@ -248,7 +248,7 @@ agree.measured([between == "exactly 0" for between, _ in distances.values()])
 # %% [markdown]
 # ## 3 · A yardstick for damage
 #
-# The rest of this chapter shows faults. Each is silent, so we measure what it costs: the **loss on the test digits**, with the fault and without, from three seeds, with a small network that has all that can go wrong.
+# The rest of this chapter shows faults. Each is silent, so we measure what it costs: the **loss on the test digits**, with the fault and without it, each from three seeds. For that we take a small network, which has every part that can go wrong.
 
 
 # %%
@@ -346,14 +346,14 @@ def ways_to_train():
 results = launch(ways_to_train, world_size=1, backend="gloo")
 
 # %% [markdown]
-# Only **`training=True` in the call** counts. `ddp.train()`, with which a torch loop begins, changes nothing: the batch norms keep a mean of 0 and a variance of 1, without any error. The guide's own loop calls `model(inputs)`, so this is how it trains. What does it cost?
+# Only **`training=True` in the call** counts. `ddp.train()`, with which a torch loop begins, changes nothing: the batch norms keep a mean of 0 and a variance of 1, without any error. The guide's own loop calls `model(inputs)`, so it trains without dropout and without batch statistics. What does that cost?
 
 # %%
 yardstick.measure("no training=True", study, training=False)
 yardstick.draw("Without training=True the loss is higher in both panels.")
 
 # %% [markdown]
-# With batch norms and dropout that do nothing it's a different training, and a worse one, whichever images a rank has.
+# When neither batch norms nor dropout do their work, it's a different training, and a worse one, whichever images a rank has.
 #
 # ## 5 · Moving statistics
 #
@@ -389,7 +389,7 @@ def follow(cure=None, after=()):
 
 
 # %% [markdown]
-# **Predict.** After 22 steps: are the weights of both ranks equal, their statistics, their losses on the *same* test digits? Three times `True` or `False`.
+# **Predict.** After 22 steps, are the two ranks' weights equal? Are their statistics? And are their losses on the *same* test digits? Answer with a list of three `True` or `False`.
 
 # %%
 same = predict("equal on both ranks: weights, statistics, test loss", ..., count=3)
@@ -425,9 +425,9 @@ for name, run in runs.items():
     print(f"from each step's {apart(rank_0, runs['each step'][0][1][-1])}")
 
 # %% [markdown]
-# All three make the ranks equal. But **once is as good as each step**, up to rounding, with 2 calls instead of 44: a moving statistic is a weighted sum, so the average of sums is the sum of averages, and training doesn't look at it.
+# All three make the ranks equal. But **once is as good as each step**, up to rounding, with 2 calls instead of 44: a moving statistic is a weighted sum, so it doesn't matter whether you sum first or average first. And training never reads these statistics.
 #
-# Rank 0's is equal everywhere too, but forgets half of the data. The cost:
+# With rank 0's statistics the ranks are equal too, but half of the data is forgotten. Here's what that costs:
 
 # %%
 yardstick.measure("statistics of rank 0", study, cure=from_rank_0)
@@ -439,7 +439,7 @@ print("worse than averaged ones, from the same seed:", worse, "of 3 times")
 # %% [markdown]
 # Dealt, both ranks' statistics are estimates of the same thing. With own digits, rank 0's are estimates of the wrong thing.
 #
-# Keras has a cure by name, `synchronized=True`. Does it work here?
+# Keras has an option that sounds like the cure, `synchronized=True`. Does it work here?
 
 
 # %%
@@ -458,13 +458,13 @@ results = launch(synchronized, world_size=1, backend="gloo")
 # **Check yourself.** Is the averaged moving *variance* that of one device?
 #
 # <details><summary>Answer</summary>
-# Not quite. The variance within 32 images, averaged, leaves out how the means of the two halves differ. The mean would be right. In the lab you put it right.
+# Not quite. Each rank's variance is that within its own 32 images, so the average of both leaves out how far apart their means are. The averaged mean is right. In the lab you'll get the variance right, too.
 # </details>
 
 # %% [markdown]
 # ## 6 · Whose dropout?
 #
-# Two ranks should drop different units. The state of dropout's seed is a parameter, so DDP makes it equal. `masks_of` draws five times after wrapping and a cure.
+# Two ranks should drop different units. But the state of dropout's seed is a parameter, so DDP makes it equal on both. `masks_of` wraps the model, applies a cure, and then draws five masks.
 
 
 # %%
@@ -500,14 +500,14 @@ names = [f"seed={seed}\n{cure.__name__}" for seed, cure in tried]
 chapter_10.draw_masks({name.replace("\n", ", "): pair for name, *pair in zip(names, *drawn)})
 
 # %% [markdown]
-# There are **two kinds of dropout**. Without a seed, Keras 3.15 leaves it to torch's own generator: call `torch.manual_seed` with the rank, after any `set_random_seed`. With a seed, only the state counts, so change it after wrapping; and since Keras adds the number of the call to it, change it by a *large* step.
+# There are **two kinds of dropout**. Without a seed (and without a `noise_shape`), Keras 3.15 leaves dropout to torch's own generator: call `torch.manual_seed` with the rank, after any `set_random_seed`. With a seed, only the state counts, so change it after wrapping. And change it by a *large* step, because Keras adds the number of the call to it.
 
 # %%
 yardstick.measure("the same masks", study, masks=False)
 yardstick.draw("The same masks on both ranks: the losses overlap with the cured ones.")
 
 # %% [markdown]
-# The same units dropped on both ranks cost nothing that three seeds could show. Seed by rank all the same, since it's one line; but if your loss is too high, look elsewhere.
+# Dropping the same units on both ranks costs nothing that three seeds could show. With own digits the median lies a little above the cured one, but the circles overlap. Seed by rank all the same, since it's only one line. But if your loss is too high, look elsewhere.
 #
 # ## 7 · `fit()` and its callbacks
 #
@@ -635,7 +635,7 @@ launch(on_rank_0_only, backend="gloo", timeout=15)
 #
 # ## 8 · Keras's own distribution API
 #
-# `keras.distribution` promises all of this in two lines. What do they do here, on a machine without these four GPUs?
+# `keras.distribution` promises all of this in two lines. What do they do here, on a machine without the four GPUs that the code names?
 
 
 # %%
@@ -683,11 +683,11 @@ for backend in ("jax", "tensorflow", "torch"):
 #
 # | what goes wrong | test loss with own digits, compared with the cured one's | cure |
 # | --- | --- | --- |
-# | layers built after wrapping | about 18 times | `Input`, or one call before |
+# | layers built after wrapping | roughly 20 times | `Input`, or one call before |
 # | `ddp.train()` alone | about 1.4 times | `training=True` in the call |
 # | each rank's own moving statistics | about 1.1 times, with rank 0's | average before use |
-# | the same dropout masks | nothing measurable | seed by rank |
-# | `fit()` as it comes | about 15 times | an optimiser that averages |
+# | the same dropout masks | nothing that three seeds show | seed by rank |
+# | `fit()` as it comes | roughly 20 times | an optimiser that averages |
 
 # %% [markdown]
 # How much of that would you have noticed with dealt images? These are the costs in both:
@@ -716,7 +716,7 @@ predict()
 # %% [markdown]
 # ## What you know now
 #
-# In each step of a Keras model, DDP averages the **gradients** of the weights that it found when it wrapped the model, and nothing more. All else is yours: statistics, seeds, logs. Each takes a line, once you know to look.
+# In each step of a Keras model, DDP averages the **gradients** of the weights that it found when it wrapped the model, and nothing more. All else is up to you: statistics, seeds and logs. Each takes only a line, once you know that it needs one.
 #
 # Practise in [lab 10](../exercises/10_keras.ipynb).
 #

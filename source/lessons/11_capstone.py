@@ -3,7 +3,7 @@
 #
 # **A training fails on three nights of one week. What happened, how do you prove it, and what would have prevented it?**
 #
-# In 90 minutes you learn to name a cause from raw evidence, to prove it with real workers against suspects that nearly fit, and to tell a fix that hides a cause from one that cures it.
+# In 90 minutes you learn to name a cause from raw evidence, and to prove it with real workers, although other suspects nearly fit. You also learn to tell a fix that hides a cause from one that cures it.
 #
 # **Hardware:** two cores; all ranks use gloo on the CPU. **Before:** [10 · Keras](10_keras.ipynb).
 # **Lab:** [11 · Capstone](../exercises/11_capstone.ipynb).
@@ -59,7 +59,7 @@ desk.menu()
 desk.look("monday/agents")
 
 # %% [markdown]
-# *About 10 minutes.* Your turn: which rank behaves differently from the rest? Add looks to this cell, or open the files in JupyterLab. A folder is named after its *local* rank, so `node-b/0` is rank 2.
+# *About 10 minutes.* Your turn: which rank behaves differently from the rest? Add looks to the cell below, or open the files in JupyterLab. A folder is named after its *local* rank, so `node-b/0` is rank 2.
 
 # %%
 desk.look("monday/sizes")  # for example; then choose from the menu
@@ -80,7 +80,7 @@ for rank, call in enumerate(last_calls):
 culprit.measured(next(rank for rank in range(4) if last_calls.count(last_calls[rank]) == 1))
 
 # %% [markdown]
-# **All four wait**, three to average gradients, and rank 3 for their losses. The agents accuse two innocent ranks: rank 0's error is an echo, *closed by peer*, and rank 2's only says that its timeout ran out. *First observed failure* promises little: an agent compares its own node's ranks, by whole seconds, and all four say 02:00:22.
+# **All four wait**, three to average gradients, and rank 3 for their losses. The agents accuse two innocent ranks: rank 0's error is an echo, *closed by peer*, and rank 2's only says that its timeout ran out. *First observed failure* promises little. An agent compares only the ranks of its own node, and only by whole seconds, and all four ranks say 02:00:22.
 
 # %% [markdown]
 # The last hint on the menu is a tool, `ddp-course hang FOLDER`. It takes a folder with the dumps of *all* ranks, from both nodes here, and says **who**. It can't say **why**:
@@ -89,7 +89,7 @@ culprit.measured(next(rank for rank in range(4) if last_calls.count(last_calls[r
 desk.show("monday/verdict")
 
 # %% [markdown]
-# Ranks 0 and 1 waited as well. Once a call has ended, even by an error, gloo [counts it as completed](https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/ProcessGroupGloo.cpp). But the error reaches Python at the same moment, and Python writes the recorder: on ranks 0 and 1 just after the count, on ranks 2 and 3 just before. So the tool names only rank 2 as a victim.
+# Ranks 0 and 1 waited as well. Once a call has ended, even by an error, gloo [counts it as completed](https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/ProcessGroupGloo.cpp). But the error reaches Python at the same moment, and then Python writes out the flight recorder, so the two race each other. On ranks 0 and 1 the count came first, on ranks 2 and 3 the writing. That's why the tool names only rank 2 as a victim.
 
 # %% [markdown]
 # Rank 3 believes that the epoch is over. Its part has as many bytes as the others, 10,400. `read` makes windows of 17 *characters*, and `batches` cuts them into batches of 32. **Predict:** how many batches does each of the four parts have?
@@ -105,11 +105,11 @@ chapter_11.draw_delivery(week, counts)
 counted.measured(counts)
 
 # %% [markdown]
-# Part 3 comes from a different edition, with typographic quotes. A “ is one character and three bytes, so this part has fewer characters, fewer windows, and one batch less.
+# Part 3 comes from a different edition, with typographic quotes. A “ is one character and three bytes, so this part has fewer characters, fewer windows, and one batch fewer.
 #
 # ### Prove it
 #
-# So far that's a story that fits. An experiment can refute it. `tonight` runs Monday's script on four ranks, with a few batches:
+# So far that's only a story that fits, and an experiment could refute it. `tonight` runs Monday's script on four ranks, with a few batches:
 
 
 # %%
@@ -134,7 +134,7 @@ on_monday = [call.partition(": ")[2].partition("(")[0] for call in last_calls]
 chapter_11.draw_suspects(on_monday, {"yours": where(at_night(tonight, **suspect))})
 
 # %% [markdown]
-# These are our six, with a control that doesn't hang:
+# Here are our six suspects, and a control that doesn't hang:
 
 # %%
 suspects = {
@@ -150,7 +150,7 @@ stands = {name: where(at_night(tonight, **suspect)) for name, suspect in suspect
 chapter_11.draw_suspects(on_monday, stands)
 
 # %% [markdown]
-# Neither of the agents' suspects leaves Monday's traces. But **two** suspects do, the fourth and the sixth, so the traces alone don't decide. The count of characters decides: it explains why rank 3 has a batch less, and nothing in the script skips one.
+# Neither of the agents' suspects leaves Monday's traces. But **two** suspects do, the fourth and the sixth, so the traces alone don't decide. The count of characters decides: it explains why rank 3 has one batch fewer, and nothing in the script skips one.
 #
 # ## 3 · Tuesday: it works
 #
@@ -160,7 +160,7 @@ chapter_11.draw_suspects(on_monday, stands)
 desk.show("tuesday/changes")
 
 # %% [markdown]
-# **Predict.** In the next delivery, again, one part is shorter than the others, which have 20 batches. Does Tuesday's script work or hang if the short part has 18, and if it has 14?
+# **Predict.** In the next delivery one part is again shorter than the others, which have 20 batches. Does Tuesday's script work or hang if the short part has 18 batches? And if it has 14?
 
 # %%
 ends = predict("works or hangs, with 18 and with 14: a list of two words", ..., count=2)
@@ -189,7 +189,7 @@ for epoch in (2, 3):
 chapter_11.draw_used(used)
 
 # %% [markdown]
-# A fifth of the text in each epoch. But `batches` shuffles *before* the script cuts, so each epoch leaves out different windows, and few are never seen.
+# Each epoch leaves out a fifth of the text. But `batches` shuffles *before* the script cuts, so each epoch leaves out different windows, and few windows are never used.
 #
 # The fix has a second fault, which hasn't struck yet: it saves in the middle of an epoch. Let's stop Tuesday's job at step 8 of epoch 1, and restart it:
 
@@ -232,7 +232,7 @@ chapter_11.draw_lives(lives, saved_step=4)
 # **Write** (12 minutes). `my_epoch` trains one epoch on whatever was delivered. Ranks may have different numbers of batches, or none; batches have the shape (windows, 17) and may differ in size. **All** are used. In step *k*, every window of any rank's *k*-th batch weighs the same, as if one process had them together.
 
 # %% [markdown]
-# There are as many steps as the longest rank has batches. `model` is a DDP, which divides the sum of gradients by the world size. `loss_of(model, batch, reduction="sum")` is the script's loss, summed over the windows.
+# There are as many steps as the rank with the most batches has. `model` is a DDP, which divides the sum of gradients by the world size. `loss_of(model, batch, reduction="sum")` is the script's loss, summed over the windows.
 
 # %%
 loss_of = monday.loss_of
@@ -258,7 +258,7 @@ def my_epoch(model, optimizer, batches):
 check(training(my_epoch), **chapter_11.epoch_options(loss_of))
 
 # %% [markdown]
-# This is what *your* function hands to the model on four ranks, of which rank 3 has a batch less. Every rank should take part in every step.
+# This is what *your* function hands to the model on four ranks, of which rank 3 has one batch fewer. Every rank should take part in every step.
 
 # %%
 chapter_11.draw_epoch(my_epoch)
@@ -305,7 +305,7 @@ chapter_11.draw_epoch(epoch_done)
 desk.look("wednesday/error")
 
 # %% [markdown]
-# *About 8 minutes.* Your turn. Chi has a suspect already, a disk. What else is there to look at, and what would speak *against* Chi's suspect?
+# *About 8 minutes.* Your turn. Chi has a suspect already, a disk. What else is there to look at? And what would speak *against* Chi's suspect?
 
 # %%
 desk.look("wednesday/files")  # then choose from the menu
@@ -316,7 +316,7 @@ print(*reasons, sep="\n")
 spoiled = predict("the checkpoint does not load because", ..., choices=reasons)
 
 # %% [markdown]
-# Wednesday left four traces: the file is *short*; `torch.load` misses its *central directory*; `metrics.csv` has *no row* for Wednesday; the writer was *killed*. Now play the suspects, each as something bad around a save of Tuesday's real script.
+# Wednesday left four traces: the file is *short*; `torch.load` misses its *central directory*; `metrics.csv` has *no row* for Wednesday; the writer was *killed*. Now play the suspects: each of them does its damage around a save by Tuesday's real script.
 
 
 # %%
@@ -351,7 +351,7 @@ chapter_11.draw_traces(traces)
 spoiled.measured(only)
 
 # %% [markdown]
-# Four of the six leave Wednesday's *words*, so the words decide nothing. The other traces tell them apart. The script writes its row right after the save, so a file that was cut *later* comes with a row. A disk that loses a block leaves a file of full size. (And a flipped bit loads **without any error**.)
+# Four of the six leave the *words* of Wednesday's error, so the words decide nothing. The other traces tell them apart. The script writes its row right after the save, so a file that was cut *later* comes with a row. A disk that loses a block leaves a file of full size. (And a flipped bit loads **without any error**.)
 
 # %% [markdown]
 # A full disk differs only in how its writer ends: with an error instead of a signal. Could the disk have filled up in the 10 ms between the last write, 02:00:11.218, and the kill? Nothing rules it out. But only the kill is on record. A post-mortem says which of the two we know, and which we can't exclude.
@@ -363,7 +363,7 @@ spoiled.measured(only)
 desk.show("wednesday/kernel")
 
 # %% [markdown]
-# The disk error was real, but it wasn't the cause. `nvme0n1` is a disk inside node-b, the error came 78 s before the job began, when something *read* there, and the checkpoint is written by rank 0, on node-a, to the shared disk.
+# The disk error was real, but it wasn't the cause. `nvme0n1` is a disk inside node-b, and the error came when something *read* from it, 78 s before the job began. But the checkpoint is written by rank 0, on node-a, and to the shared disk.
 
 # %% [markdown]
 # Try a suspect of your own: give `mine` a function of the checkpoint's path, and let it act before the save or after the epoch. The picture's disk lost the *last* block, which has the zip file's directory. What if it loses one in the middle?
@@ -375,13 +375,13 @@ chapter_11.draw_traces({"yours": chapter_11.traces_of(week, before=None, after=m
 # %% [markdown]
 # A disk that loses that block is silent, as the flipped bit was: the file loads.
 #
-# On Wednesday, `save` was killed while it wrote **over the only copy of Tuesday's work**. Which save was it, one of Ben's new ones, or the one that Monday's script makes as well?
+# On Wednesday, `save` was killed while it wrote **over the only copy of Tuesday's work**. Which save was it: one of Ben's new ones, or the one that Monday's script makes as well?
 
 # %%
 desk.show("wednesday/torn")
 
 # %% [markdown]
-# Tuesday's last row is epoch 3, so Wednesday began with epoch 4; this file says 5. Mid-epoch saves of epoch 4 say 4, so it's the save at that epoch's end. (Epoch 5's mid-epoch saves come after Wednesday's first row, and there is none.) Monday's script makes that save too: Ben's change raised the risk, but it wasn't the cause.
+# Tuesday's last row in `metrics.csv` is that of epoch 3, so Wednesday began with epoch 4. Ben's saves within epoch 4 would say 4. This file says 5, so it's the save at the end of epoch 4. (Saves within epoch 5 come after Wednesday's first row, and there is no such row.) Monday's script makes that save too: Ben's change raised the risk, but it wasn't the cause.
 
 # %% [markdown]
 # ## 5 · Thursday: it lies
@@ -476,18 +476,18 @@ chapter_11.draw_models(nights["thursday"])
 validated.measured(models[nights["thursday"].whose])
 
 # %% [markdown]
-# The control has one model and one loss. On Thursday each rank judged its share by its own model, so the figure is the loss of **no** model. Here the saved model is worse than the figure says. Thursday's checkpoint isn't in the folder, but ranks 1 to 3 of this replay begin with that night's losses, digit for digit.
+# The control has one model and one loss. On Thursday each rank judged its share of the text by its own model, so the figure is the loss of **no** model. In this replay the saved model is worse than the figure says. We can't test that night's own model, because Thursday's checkpoint isn't in the folder. But ranks 1 to 3 of the replay begin with that night's losses, digit for digit.
 
 # %% [markdown]
-# All ranks get the same averaged gradients, but rank 0's momentum comes from the backup and the others have none, so their weights don't even move in step. DDP never checks. The lab cures `resume`; lab 08's exercise 5 is the alarm that would have rung.
+# All ranks get the same averaged gradients, but rank 0's momentum comes from the backup and the others have none, so their weights don't even move in step. DDP never checks. In this chapter's lab you'll cure `resume`, and the alarm that would have rung is exercise 5 of lab 08.
 
 # %% [markdown]
-# One thing more before you restart: Thursday's script saves into the file that it resumed from. So if that was the backup, the one on node-a isn't Sunday's any more. Compare it with the copy on the shared disk.
+# One more thing before you restart: Thursday's script saves into the file that it resumed from. If that file was the backup, then the backup on node-a isn't Sunday's any more. Compare it with the copy on the shared disk.
 #
 # **Check yourself.** Wednesday's save destroyed Tuesday's model, with validation 2.94. If somebody had kept a copy, could the team use it?
 #
 # <details><summary>Answer</summary>
-# Yes, it's sound. It took 15 steps an epoch where 20 were possible, but nobody has measured that this cost anything. Thursday's isn't: three quarters of the gradients it learned from were a different model's, and the figure that was reported isn't its loss.
+# Yes, it's sound. It took 15 steps an epoch where 20 were possible, but nobody has measured that this cost anything. Thursday's isn't: three quarters of the gradients it learned from were a different model's, and the figure that was reported isn't the loss of that model.
 # </details>
 
 # %% [markdown]
@@ -499,10 +499,10 @@ validated.measured(models[nights["thursday"].whose])
 desk.bill()
 
 # %% [markdown]
-# What decided were plain facts: each rank's last call (or the tool's word for it), a count of characters, a listing of files with its times, a diff. The agents' words and the error message, which everybody reads first, decided nothing.
+# Plain facts decided: each rank's last call (or what the tool makes of it), a count of characters, a list of files with their times, and a diff. The agents' words and the error message, which everybody reads first, decided nothing.
 
 # %% [markdown]
-# A post-mortem finds out what happened, [without blame](https://sre.google/sre-book/postmortem-culture/): people did what looked right with what they saw. It has a **summary** (what failed, what it cost, what is cured), a **timeline** with sources, **causes** with experiments and controls, what **misled**, and **actions**, each with a check that fails until it's done.
+# A post-mortem finds out what happened, [without blame](https://sre.google/sre-book/postmortem-culture/): people did what looked right with what they saw. It has a **summary** (what failed, what it cost, what is cured), a **timeline** with sources, **causes** with experiments and controls, what **misled** people, and **actions**, each with a check that fails until it's done.
 
 # %% [markdown]
 # You write it at the end of [lab 11](../exercises/11_capstone.ipynb), after the cures. A line of its timeline may read: *Mon 02:00:22, all four ranks report an error (`error.json` of each rank).*
@@ -510,7 +510,7 @@ desk.bill()
 # **Check yourself.** Which change of this week made which later failure possible?
 #
 # <details><summary>Answer</summary>
-# A different edition has fewer characters in as many bytes, so one rank had a batch less, and the job hung. The fix overwrote the only copy four times as often, so a kill was more likely to hit a save. It didn't cause Wednesday: the torn save is one that Monday's script makes, too. The repair of Wednesday put the backup on one node's disk, so only one rank loaded it.
+# A different edition has fewer characters in as many bytes, so one rank had one batch fewer, and the job hung. The fix overwrote the only copy four times as often, so a kill was more likely to hit a save. It didn't cause Wednesday: the torn save is one that Monday's script makes, too. The repair of Wednesday put the backup on one node's disk, so only one rank loaded it.
 # </details>
 
 # %%
@@ -519,7 +519,7 @@ predict()
 # %% [markdown]
 # ## Appendix · 64 ranks
 #
-# Next month the team gets 64 ranks: worth it? As in chapter 06, a model adds up a step's times, and says which share goes to computing. A rank computes 32 windows of 100 µs each, then averages 99,488 bytes in a ring, at 100 Gbit/s with a latency of 3 µs. (The 100 µs and the network are assumed.)
+# Next month the team gets 64 ranks. Is that worth it? As in chapter 06, a model adds up a step's times, and says which share goes to computing. A rank computes 32 windows of 100 µs each, then averages 99,488 bytes in a ring, at 100 Gbit/s with a latency of 3 µs. (The 100 µs and the network are assumed.)
 
 # %%
 for ranks in (4, 8, 64):
@@ -542,7 +542,7 @@ for ranks in (4, 8):
     print(f"{ranks} ranks: replayed {real[ranks]:.1%}")
 
 # %% [markdown]
-# The model is too optimistic by 7 points, and by 17, because the rank with the most windows sets the number of steps. What it lacks is one number, the **balance**: the mean share divided by the largest. With it, the model has to pass the same test again.
+# The model is too optimistic by 7 points, and by 17, because the rank with the most windows sets the number of steps. What the model lacks is one number, the **balance**: the mean share divided by the largest. With that number, it has to pass the same test again.
 
 
 # %%
@@ -556,7 +556,7 @@ for ranks, share in real.items():
     print(f"{ranks} ranks: model and balance {with_balance(ranks):.1%}, replayed {share:.1%}")
 
 # %% [markdown]
-# Now it may speak of 64 ranks. Is it their number that costs so much, or the way the files are dealt? `by_size` gives the longest file to whoever has least, then the next. Change it, and see your curve.
+# It has passed, so now it may speak of 64 ranks. Which costs more there, their number or the way the files are dealt? `by_size` begins with the longest file, and gives each to the rank that has least so far. Change it, and see your own curve.
 
 
 # %%
@@ -573,11 +573,11 @@ print(f"64 ranks: in turn {with_balance(64):.1%}, by size {with_balance(64, by_s
 chapter_11.draw_efficiency(curves, real)
 
 # %% [markdown]
-# Expect less on a real cluster: the model knows no slow node and no shared network. Say so when you report the figure.
+# Expect less on a real cluster: the model knows nothing of slow nodes or of a network that is shared with others. Say so when you report the figure.
 #
 # Practise in [lab 11](../exercises/11_capstone.ipynb).
 #
 # **Next:** chapters [12](12_send_less.ipynb) to [19](19_when_scaling_stops.ipynb) go further, each with a question of its own. Chapter [09](09_many_machines.ipynb) ends with what lies beyond DDP.
 
 # %% [markdown]
-# Believe a cause once an experiment with it leaves the same traces and a control without it doesn't. Take the next failure that is *yours*, and do the same.
+# Believe a cause once an experiment with it leaves the same traces and a control without it doesn't. When the next failure is *yours*, do the same.

@@ -52,8 +52,8 @@ networks = {
 table = Table(networks, compute_ms=1)
 
 # %% [markdown]
-# A method gets the network and returns two things: what a step calls, and what happens after it. `ddp` is the first: PyTorch's DDP, with a **communication hook** if you like. DDP calls it
-# with a bucket of gradients, in place of its own `all_reduce`. It returns a future of their mean.
+# A method gets the neural network and returns two things: what a step calls, and what happens after the step. The first method is `ddp`: PyTorch's DDP, with a **communication hook** if you like. DDP calls it
+# with a bucket of gradients, in place of its own `all_reduce`. The hook returns a future of their mean.
 
 
 # %%
@@ -68,7 +68,7 @@ def ddp(hook=None, state=None):
 
 
 # %% [markdown]
-# `table.measure` trains with two seeds, which differ in what is read, replays 16 recorded steps, and prints a row. The number after ± is half the distance between the two seeds. In this model nothing overlaps: a step computes for 1 ms, then its
+# `table.measure` trains with two seeds, which decide what text is read. It also replays 16 recorded steps, and prints a row. The number after ± is half the distance between the two seeds. In this model nothing overlaps: a step computes for 1 ms, then its
 # messages travel. Part 6 has a model that overlaps.
 
 # %% [markdown]
@@ -87,7 +87,7 @@ print(f"before the first step the loss is about {table.rows['DDP'].losses[0, 0]:
 pictures.draw_step_times(table)
 
 # %% [markdown]
-# Three quarters at 1 Gbit/s, a seventh at 25, and on the fast network next to nothing. Whoever sends less can gain at most that.
+# Three quarters at 1 Gbit/s, a seventh at 25, and on the fast network next to nothing. That's the most you can save by sending less.
 
 # %% [markdown]
 # ## 2 · Half the bytes
@@ -103,12 +103,12 @@ for name, row in short.items():
     print(f"{name:24}", *(f"{number:12.5g}" for number in row.tolist()))
 
 # %% [markdown]
-# float16 loses both ends, bfloat16 the third decimal of 1.001. Scaling up saves the small number and makes large ones overflow earlier. That's why float16 training adapts its scale as it goes, with `GradScaler`.
+# float16 loses both ends, bfloat16 the third decimal of 1.001. Scaling up saves the small number and makes large ones overflow earlier. That's why training in float16 adapts its scale as it goes, with [`GradScaler`](https://docs.pytorch.org/docs/stable/amp.html).
 
 # %% [markdown]
 # ### Write it
 #
-# *About 4 minutes.* A hook that sends the bucket in a different type. That type is the hook's first argument, its state; `bucket.buffer()` is one flat tensor. Divide by the number of ranks first, in the bucket's own precision. Then cast, sum, and cast back.
+# *About 4 minutes.* Write a hook that sends the bucket in a different type. That type is the hook's first argument, its state; `bucket.buffer()` is one flat tensor. Divide by the number of ranks first, in the bucket's own precision. Then cast, sum, and cast back.
 
 
 # %%
@@ -118,7 +118,7 @@ def my_half(dtype, bucket):
 
 # %% [markdown]
 # <details><summary>Hint 1: a nudge</summary>
-# Which mean of four float16 numbers fits, though their sum does not?
+# When does the mean of four float16 numbers fit into float16, though their sum doesn't?
 # </details>
 # <details><summary>Hint 2: the approach</summary>
 # Divide, cast, start an <code>all_reduce</code> with <code>async_op=True</code>. Its future, and a <code>then</code> that casts the sum back, is what to return. Without <code>then</code> DDP ends with an
@@ -147,7 +147,7 @@ for hook, state in ((half, torch.float16), (fp16_compress_hook, None)):
     print(f"{hook.__name__:18} in float16: {mean:,.0f}")
 
 # %% [markdown]
-# The mean, 35,000, fits into float16, whose numbers are 32 apart there. Rank 0's 70,000 doesn't. In bfloat16 nothing overflows, so there, with four ranks, the order can't matter: dividing by 4 changes only the exponent.
+# The mean, 35,000, fits into float16, whose numbers are 32 apart there. Rank 0's 70,000 doesn't. In bfloat16 none of these numbers overflows. So with four ranks the order can't matter there, because dividing by 4 changes only the exponent.
 
 # %%
 apart = chapter_12.weights_apart(ddp(half, torch.bfloat16), ddp(bf16_compress_hook))
@@ -195,7 +195,7 @@ top_k = go_on_with(my_top_k, topped, chapter_12.top_k)
 pictures.draw_top_k(my_top_k, top_k)
 
 # %% [markdown]
-# Why *k* of them, and not all whose absolute value is above some limit? That would need no sorting. Rank 0 has the gradient (9, −7, 1), rank 1 (8, 2, 0), and the limit is 5. This is meant to fail:
+# Why exactly *k* of them? If a rank sent all entries whose absolute value is above some limit, it wouldn't have to sort. Rank 0 has the gradient (9, −7, 1), rank 1 (8, 2, 0), and the limit is 5. This is meant to fail:
 
 
 # %%
@@ -254,7 +254,7 @@ pictures.draw_second_weight(paths)
 table.measure("top 1 %, error feedback", remembering(0.01))
 
 # %% [markdown]
-# Nothing gained that two seeds would show. But feedback can only give back what was held back, and that takes time. So let's send less, three numbers in a thousand, and train longer, 128 steps, with two ranks to save time:
+# Two seeds don't show any gain. But feedback can only give back what was held back before, and that takes time. So let's send less, three numbers in a thousand, and train longer, 128 steps, with two ranks to save time:
 
 
 # %%
@@ -262,7 +262,7 @@ methods = {"DDP": ddp(), "top 0.3 %": ddp(top_k, 0.003), "with feedback": rememb
 chapter_12.print_after_128(methods)
 
 # %% [markdown]
-# Both seeds end lower with feedback: what's sent late makes up for a part of what was lost. The proof is for SGD. Adam divides by the size of past gradients, and [Tang and others (2021)](https://arxiv.org/abs/2102.02888) say that
+# Both seeds end lower with feedback: what's sent late makes up for a part of what was lost. Stich's proof is for SGD. Adam divides by the size of past gradients, and [Tang and others (2021)](https://arxiv.org/abs/2102.02888) say that
 # error feedback doesn't work with it unchanged. Our AdamW gains all the same, in this one model.
 
 # %% [markdown]
@@ -282,16 +282,16 @@ ratio = pictures.draw_bytes_by_ranks(table, ("DDP", "top 1 %"), (4, 16, 64))
 fewer.measured(round(ratio, 1), within=0.1)
 
 # %% [markdown]
-# A ring's sum stays below twice the gradients, however many ranks there are. What `all_gather` brings grows with their number: from 101 ranks on, the top 1 % are more bytes than DDP. **What can't be added on the way doesn't scale.**
+# To sum in a ring, a rank sends less than twice the gradients, however many ranks there are. But what `all_gather` sends grows with the number of ranks: from 101 ranks on, the top 1 % takes more bytes than DDP. **What can't be added on the way doesn't scale.**
 
 # %% [markdown]
 # ## 4 · Low rank
 #
-# The gradient of a linear layer is a matrix. **PowerSGD** ([Vogels and others, 2019](https://arxiv.org/abs/1905.13727)) sends two thin ones of *r* columns, whose product comes near it, and which can be added on the way. This *r* is called the
+# The gradient of a linear layer is a matrix. **PowerSGD** ([Vogels and others, 2019](https://arxiv.org/abs/1905.13727)) sends two thin matrices of *r* columns instead, whose product comes near it. Unlike top-k's choices, they can be added on the way. This *r* is called the
 # **rank** of the product, a word that has nothing to do with our processes.
 
 # %% [markdown]
-# How near can it come? Here's the best product of each rank for one rank's gradient of the GPT's 256 × 64 layer. One step of the power method comes less near, and a mean over many ranks may need more columns.
+# How near can it come? For the GPT's 256 × 64 layer, here's how much of one process's gradient the best product of each rank holds, as a share of its squared norm. One step of the power method comes less near, and a mean over many ranks may need more columns.
 
 
 # %%
@@ -332,7 +332,7 @@ low_rank = go_on_with(my_low_rank, thinned, chapter_12.low_rank)
 pictures.draw_low_rank(my_low_rank, low_rank)
 
 # %% [markdown]
-# The check called your function twice more, each time with the *Q* just returned. With this **warm start** the power method goes on from step to step. PyTorch's `powerSGD_hook` does that for each matrix of a bucket, with error feedback. The first `start_powerSGD_iter` steps are plain DDP: at least two,
+# The check called your function twice more, each time with the *Q* just returned. With this **warm start** the power method goes on from step to step. PyTorch's `powerSGD_hook` does that for each matrix of a bucket that shrinks to less than half, with error feedback. The first `start_powerSGD_iter` steps are plain DDP: at least two,
 # since DDP fills its buckets anew after the first.
 
 # %%
@@ -340,7 +340,7 @@ state = partial(power_sgd.PowerSGDState, None, 4, start_powerSGD_iter=2)
 table.measure("PowerSGD, rank 4", ddp(power_sgd.powerSGD_hook, state), plain_steps=2)
 
 # %% [markdown]
-# A tenth of the bytes, and most of the progress. But look at 25 Gbit/s: PowerSGD is **slower** than DDP. It makes three calls instead of one: for all *P*, for all *Q*, and for biases and norms, which it leaves as they are. The two more pay twelve latencies, 120 µs; the saved bytes would take 98 µs.
+# A tenth of the bytes, and most of the progress. But look at 25 Gbit/s: PowerSGD is **slower** than DDP. It makes three calls instead of one: for all *P*, for all *Q*, and for biases and norms, which it leaves as they are. The two extra calls pay twelve more latencies, which is 120 µs, while the saved bytes would take only 98 µs.
 
 # %% [markdown]
 # ### Where it does not pay
@@ -353,7 +353,7 @@ compared = chapter_12.compressing(table)
 pictures.draw_compressing(compared, list(networks))
 
 # %% [markdown]
-# At 25 Gbit/s only bfloat16 saves more than it takes, and on the fast network nobody does. **Compression pays where it takes less time than it saves**, and it saves bytes, not latency. Part 6 leaves this time out: keep it in mind there.
+# At 25 Gbit/s only bfloat16 saves more than it takes, and on the fast network no method does. **Compression pays where it takes less time than it saves**, and it saves bytes, not latency. Part 6 leaves this time out: keep it in mind there.
 
 # %% [markdown]
 # ## 5 · Send less often
@@ -379,10 +379,10 @@ def every(period):
 table.measure("every 16 steps", every(16), exchanges=1)
 
 # %% [markdown]
-# A 16th of the bytes **and** of the latencies. PyTorch ships this as [PeriodicModelAverager](https://docs.pytorch.org/docs/stable/distributed.optim.html); `PostLocalSGDOptimizer` calls it after each step of your optimizer.
+# A 16th of the bytes **and** of the latencies. PyTorch ships this as [PeriodicModelAverager](https://docs.pytorch.org/docs/stable/distributed.optim.html); `PostLocalSGDOptimizer` calls it after each step of your optimiser.
 
 # %% [markdown]
-# It averages at call `warmup_steps` + 1, then every `period` calls, so `warmup_steps=period - 1` gives our rhythm. With a real warm-up, let DDP average gradients meanwhile: `post_localSGD_hook`, with `start_localSGD_iter` equal to `warmup_steps`. Otherwise the ranks drift apart. Here are 8 steps next to `every(4)`:
+# It averages at call `warmup_steps` + 1, then every `period` calls, so `warmup_steps=period - 1` gives our rhythm. With a real warm-up, let DDP average gradients meanwhile, or the ranks drift apart. `post_localSGD_hook` does that, with `start_localSGD_iter` equal to `warmup_steps`. After the warm-up it goes on averaging gradients within each node, unless its state has `post_local_gradient_allreduce=False`. Here are 8 steps of the averager next to `every(4)`:
 
 
 # %%
@@ -398,14 +398,14 @@ apart = chapter_12.weights_apart(every(4), pytorchs_averager(4))
 print("ours and PyTorch's differ by", apart)
 
 # %% [markdown]
-# **DiLoCo** ([Douillard and others, 2023](https://arxiv.org/abs/2311.08105)) treats an exchange as a step. Its gradient is the mean over ranks of (weights at the last exchange − weights now). An **outer** optimizer steps along it: SGD with Nesterov momentum 0.9 and rate 0.7. With rate 1 and no momentum you'd get the plain mean. You'll write it in lab 12, as `outer_step`.
+# **DiLoCo** ([Douillard and others, 2023](https://arxiv.org/abs/2311.08105)) treats an exchange as a step. Its gradient is the mean over ranks of (weights at the last exchange − weights now). An **outer** optimiser steps along it: SGD with Nesterov momentum 0.9 and rate 0.7. With rate 1 and no momentum you'd get the plain mean. You'll write it in lab 12, as `outer_step`.
 
 
 # %%
 table.measure("DiLoCo, every 16 steps", diloco(16), exchanges=1)
 
 # %% [markdown]
-# No gain over the mean here, in three outer steps. In the paper eight ranks, with hundreds of inner steps each time, come as far as DDP with 500 times fewer exchanges. But much depends on the inner **learning rate**, here 0.003. With a third of it:
+# In three outer steps it gains nothing over the mean here. In the paper, eight ranks make hundreds of inner steps between exchanges and come as far as DDP, with 500 times fewer exchanges. But much depends on the inner **learning rate**, here 0.003. With a third of it:
 
 # %%
 slower = {"DDP": ddp(), "every 16 steps": every(16), "DiLoCo, every 16 steps": diloco(16)}
@@ -413,12 +413,12 @@ for name, method in slower.items():
     print(f"{name:24} inner rate 0.001: loss {chapter_12.format_loss(trained(method, 0.001)[0])}")
 
 # %% [markdown]
-# All have lost, DiLoCo least of all. Its outer steps are longer: for three equal displacements, rate 0.7 and momentum 0.9 make them 1.3, 1.9 and 2.4 times as long as the mean's. That helps where the inner rate is too small. Two seeds are a hint and no proof. **If you exchange less often, tune both rates again.**
+# All three end with a higher loss than before, and DiLoCo's has risen least. Its outer steps are longer: for three equal displacements, rate 0.7 and momentum 0.9 make them 1.3, 1.9 and 2.4 times as long as the mean's. That helps where the inner rate is too small. Two seeds are a hint and no proof. **If you exchange less often, tune both rates again.**
 
 # %% [markdown]
 # ### What the mean forgets
 #
-# Batch norm keeps its running mean and variance in **buffers**, which are no parameters. Two ranks train a small network, one on even digits and one on odd ones, and take the mean of their parameters. Do they then say the same of the same images?
+# Batch norm keeps its running mean and variance in **buffers**, which aren't parameters. Two ranks train a small network, one on even digits and one on odd ones, and take the mean of their parameters. Do they then say the same of the same images?
 
 
 # %%
@@ -473,7 +473,7 @@ pictures.draw_progress(table)
 table.print_price()
 
 # %% [markdown]
-# Compare at equal loss. To get as far as top-k or the mean every 16 steps, DDP sends about ten times as many bytes. In time the mean leads: it takes half as long as DDP. Top-k saves only a sixth, and bfloat16 gets to top-k's loss sooner.
+# Compare at equal loss. To get as far as top-k or the mean every 16 steps, DDP sends about ten times as many bytes. In time, the mean every 16 steps leads: it takes half as long as DDP. Top-k saves only a sixth, and bfloat16 gets to top-k's loss sooner.
 
 # %% [markdown]
 # All this is of 48 steps: error feedback has hardly begun to pay, and DiLoCo has made three outer steps.
@@ -481,7 +481,7 @@ table.print_price()
 # %% [markdown]
 # ### 25 Gbit/s, 64 ranks, this model: you decide
 #
-# Two models enter here: we stretch the recordings to 64 ranks, and we assume that a step there brings as much progress as on 4. **Progress** is how many of DDP's steps one step is worth: if DDP gets to the same loss in 30 steps instead of 48, it's 0.6.
+# Two things are modelled here, not measured: we stretch the recordings to 64 ranks, and we assume that a step there brings as much progress as on 4. **Progress** is how many of DDP's steps one step is worth: if DDP gets to the same loss in 30 steps instead of 48, it's 0.6.
 
 # %% [markdown]
 # We round progress to tenths, because two seeds can't show more. And the assumption flatters methods that exchange rarely. More ranks average away more noise, but not what drifting apart costs: in Stich's proof, four times the ranks need exchanges twice as often. We leave out error feedback and DiLoCo, which 48 steps can't judge.
@@ -492,10 +492,10 @@ candidates = table.candidates("25 Gbit/s", world_size=64, without=left_out)
 print(*chapter_12.lines_of(candidates), sep="\n")
 
 # %% [markdown]
-# **Overlap.** DDP calls a hook as soon as a bucket is full, so messages can travel while backward computes the rest. Backward is two thirds of a step's computing. Whatever fits into it is hidden; you pay for the rest. An exchange after a step hides behind nothing. Nor does our `top_k`: it waits for its gathers inside the hook.
+# **Overlap.** DDP calls a hook as soon as a bucket is full, so messages can travel while backward computes the rest. We take backward to be two thirds of a step's computing. Whatever fits into it is hidden, and you pay for the rest. An exchange after a step has nothing to hide behind. Our `top_k` hides nothing either, because it waits for its gathers inside the hook.
 
 # %% [markdown]
-# That's **the most** that overlap can hide. Our small model has a single bucket, which is full only when backward is over: it would hide nothing. With more buckets, each would pay its own latencies, of which a ring of 64 has 1.26 ms. A network with many large buckets comes close to it.
+# That's **the most** that overlap can hide. Our small model has a single bucket, which is full only when backward is over: it would hide nothing. With more buckets, each would pay its own latencies, of which a ring of 64 has 1.26 ms. A neural network with many large buckets comes close to this upper limit.
 
 # %% [markdown]
 # **Predict.** A step computes for 10 ms, and nothing overlaps. Which method takes the least time per progress?
@@ -549,7 +549,7 @@ print(*chapter_12.lines_of(by_halving), sep="\n")
 chapter_12.print_decisions(fastest, by_halving, computing_ms)
 
 # %% [markdown]
-# DDP's messages take 0.26 ms instead of 1.40. Now bfloat16 wins. With overlap DDP is as good, since both hide all their messages. Talking less often wins nowhere. **Before you change the method, change the algorithm.** NCCL has trees for small messages like ours (chapter 06).
+# DDP's messages take 0.26 ms instead of 1.40. Now bfloat16 wins. With overlap DDP is as good, since both hide all their messages. Talking less often wins nowhere. **Before you change the method, change the algorithm.** For small messages like ours, NCCL has trees (chapter 06).
 
 # %% [markdown]
 # In a larger model bytes are the cost, and the answer may be different again: the lab asks for that choice.
