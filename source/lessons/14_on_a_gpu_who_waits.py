@@ -558,7 +558,7 @@ else:
         print(f"gloo, {line:14} is over after {ms:.2f} ms")
 
 # %% [markdown]
-# Now the same function with NCCL, which wants a GPU for each rank. Where there is only one, `share_gpus=True` makes two ranks share it, which NCCL calls experimental.
+# Now the same function with NCCL, which wants a GPU for each rank. Where there is only one, `share_gpus=True` makes two ranks share it, which NCCL [calls experimental](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-multi-rank-gpu-enable).
 
 # %% tags=["nbval-ignore-output"]
 if gpus < 1:
