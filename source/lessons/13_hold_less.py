@@ -51,8 +51,8 @@ from course_utils import Network, WorkerTimeout, check, launch, plot_calls, pred
 # | the optimiser's weight and two moments in float32 | 4 + 4 + 4 |
 
 # %% [markdown]
-# DDP gives all of it to every rank. [ZeRO](https://arxiv.org/abs/1910.02054) (Rajbhandari and others, 2020) asks why *n* ranks should hold the same bytes *n* times, and divides them by *n* in three **stages**: stage 1
-# the optimiser's 12 bytes, stage 2 gradients as well, stage 3 everything.
+# DDP gives all of it to every rank. [ZeRO](https://arxiv.org/abs/1910.02054) (Rajbhandari and others, 2020) asks why *n* ranks should hold the same bytes *n* times, and divides them by *n* in three **stages**. Stage 1 divides
+# the optimiser's 12 bytes, stage 2 the gradients as well, and stage 3 everything.
 
 # %% [markdown]
 # **Predict.** A GPU has 80 GB. Here are four cases: 7B (billion) parameters on 8 GPUs, 7B on 64, 70B on 8, and 70B on 64. Which is the first stage that fits in each? Answer with a list of four numbers: 0 is DDP, and 9 means that no stage
@@ -516,7 +516,7 @@ rows["FSDP2"] = chapter_13.measure(FSDP2)
 pictures.draw_held(rows)
 
 # %% [markdown]
-# It holds the same shares. FSDP2 sends exactly 3, since it gathers a unit before its backward without asking who will read it. Do all of them train the same model? We train the small GPT of chapter 05, which has a tied weight, in double precision:
+# FSDP2 holds the same shares. It sends exactly 3, since it gathers a unit before its backward without asking who will read it. Do all of them train the same model? We train the small GPT of chapter 05, which has a tied weight, in double precision:
 
 # %%
 chapter_13.compare_training([OurDDP, Zero1, Zero2, Zero3, FSDP2])
