@@ -48,7 +48,7 @@ Y = gelu(X @ A) @ B
 print(f"weights and gradients of A and B: {2 * (A.nbytes + B.nbytes) // 1024} KiB")
 
 # %% [markdown]
-# Two ranks could cut A by **columns**. Each rank then has half of the hidden numbers H = gelu(X A), and has them completely. In the product H B, these columns of H meet only as many rows of B, those with the same numbers. So H B = H₀ B₀ + H₁ B₁: a rank computes one of the two products, and an all-reduce adds them up.
+# Two ranks could cut A by **columns**. Each rank then has half of the hidden numbers H = gelu(X A), and has them completely. In the product H B, a column of H meets only the row of B that has the same number. So H B = H₀ B₀ + H₁ B₁: a rank computes one of the two products, and an all-reduce adds them up.
 
 # %% [markdown]
 # Or they could cut A by **rows**, and X by columns. Each rank then has *part of a sum* for every hidden number. May it go on with that, and add up at the end?
