@@ -34,7 +34,7 @@ show_source(sharded_step)
 chapter_19.compare(world_sizes=(2, 4))
 
 # %% [markdown]
-# Real and pretended ranks make the same calls, in the same order and in the same groups, and hand in the same bytes. So let's go where we have no real ranks.
+# Real and pretended ranks make the same calls, in the same order, in the same groups and of the same bytes. So let's go where we have no real ranks.
 
 # %% [markdown]
 # **Predict.** A unit of FSDP2 is gathered before its forward, freed, and gathered once more before its backward. Then its gradients are scattered. How many calls does each of 1,024 ranks make in a step of four blocks?
