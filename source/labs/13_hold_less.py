@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Lab 13 · Hold less
 #
-# Five exercises on [chapter 13](../notebooks/13_hold_less.ipynb), 60 minutes, on any computer: a schedule, a plan, and three that somebody might ask you at work. `check` runs your function in real workers and compares what they return with a **specification**. Each exercise says how difficult
+# Five exercises on [chapter 13](../notebooks/13_hold_less.ipynb), 60 minutes, on any computer: a schedule, a plan, and three tasks that somebody might give you at work. `check` runs your function in real workers and compares what they return with a **specification**. Each exercise says how difficult
 # it is and how important, from ●○○ to ●●●.
 
 # %%
@@ -40,7 +40,7 @@ from course_utils.record.event import Event
 # | `finish()` | waits for that; returns this rank's share of the mean gradient | |
 
 # %% [markdown]
-# **Goal:** train one step on the list `units`; the loss's gradient at the output *y* is *y* − target. Return what each unit's `finish()` returns. Never more than two weights are whole. Only the first gather and the last reduce-scatter may cost time. The last weight is gathered once.
+# **Goal:** train one step on the list `units`; the loss's gradient at the output *y* is *y* − target. Return what each unit's `finish()` returns. At no time may more than two weights be whole. Only the first gather and the last reduce-scatter may cost time. The last weight is gathered once.
 
 
 # %% jupyter={"source_hidden": true}
@@ -343,7 +343,7 @@ check(plan, spec=plan_spec, inputs=plan_inputs, cases=list(clusters), world_size
 # *Difficulty ●●○ · importance ●●● · 10 minutes.* A colleague's training explodes now and then, and `clip_grad_norm_` of each rank's shards made it worse. Each parameter in `shards` has its part of the mean gradient in `.grad`, or `None`. The ranks of `group` hold different parts; ranks of other groups hold copies.
 
 # %% [markdown]
-# **Goal:** scale all gradients in place so that the norm of the *whole* gradient is at most `max_norm`, and return the norm it had. Leave gradients as they are if it isn't finite. Gradients
+# **Goal:** scale all gradients in place so that the norm of the *whole* gradient is at most `max_norm`, and return the norm it had. If that norm isn't finite, leave the gradients as they are. Gradients
 # may be float16, whose largest number is 65,504. Send no more than a few numbers. The specification:
 
 
@@ -446,7 +446,7 @@ check(clipping(clip), **clip_check)
 # %% [markdown]
 # ## 4 · Save a sharded model
 #
-# *Difficulty ●●○ · importance ●●● · 8 minutes.* The same colleague gathers full weights to save them on rank 0 alone. That hangs, and they would not fit there anyway. `model` and its AdamW are sharded by FSDP2, and all ranks call you.
+# *Difficulty ●●○ · importance ●●● · 8 minutes.* The same colleague gathers full weights to save them on rank 0 alone. That hangs, and they would not fit there anyway. `model` and its AdamW are sharded by FSDP2, and all ranks call your function.
 
 # %% [markdown]
 # **Goal:** write a checkpoint into the folder `path`: under `"model"` and `"optimizer"` what `get_state_dict` returns, and under `"done"` the number of samples of the epoch that have been used. Each rank writes only what it holds.
@@ -595,7 +595,7 @@ def resume(folder, model, optimizer):
 # <code>dcp.load</code> fills tensors that are there already. Where do they come from before the first step?
 # </details>
 # <details><summary>Hint 2: the approach</summary>
-# <code>get_state_dict</code> makes them, for this model on these ranks. Fill them, then hand them back with <code>set_state_dict</code>. What is no tensor, <code>dcp.load</code> replaces in the dict.
+# <code>get_state_dict</code> makes them, for this model on these ranks. Fill them, then hand them back with <code>set_state_dict</code>. Values that aren't tensors are replaced in the dict by <code>dcp.load</code>.
 # </details>
 # <details><summary>Hint 3: the code</summary>
 # <code>set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments)</code>

@@ -31,10 +31,10 @@ def busy_us(rows):
 # %% [markdown]
 # ## 1 · What would make it faster?
 #
-# *Difficulty ●●○ · importance ●●○ · 15 minutes.* `rows` record some steps. **Goal:** return three things. First the bytes **all-reduced** per step, by collectives with `"AllReduce"` in their names. Second the share of communication that's hidden behind compute kernels, 0 if there is none. Third what takes most of the steps' time.
+# *Difficulty ●●○ · importance ●●○ · 15 minutes.* `rows` record some steps. **Goal:** return three things. The first is the bytes **all-reduced** per step, by collectives with `"AllReduce"` in their names. The second is the share of communication that's hidden behind compute kernels, or 0 if there's no communication. The third is what takes most of the steps' time.
 
 # %% [markdown]
-# That is `"GPU"` while a compute kernel runs, else `"network"` while a collective does, else `"copies"` while a copy does, else `"host"`. So a training that mostly waits for copies is told to look at its copies, not at its host. The specification is folded up. Below it is an example.
+# At each moment it's `"GPU"` while a compute kernel runs, else `"network"` while a collective does, else `"copies"` while a copy does, else `"host"`. So a training that mostly waits for copies is told to look at its copies, not at its host. The specification is folded up. Below it is an example.
 
 
 # %% jupyter={"source_hidden": true}
@@ -107,7 +107,7 @@ def read(rows):
 # </details>
 
 # %% [markdown]
-# From the real recordings the host's rows are left out, and some others at random, so that nobody can know their numbers. The rest is made up: the table below says how many kernels of each kind a step has, and on how many streams.
+# Your function is tried on the real recordings, without the host's rows and without some others, chosen at random, so that nobody can know the results beforehand. The other cases are made up: the tables below say how many kernels of each kind a step has, and on how many streams.
 
 
 # %%
@@ -174,8 +174,7 @@ check(read, spec=read_spec, inputs=read_inputs, cases=cases, world_sizes=(1, 2))
 # waits for the others, and all end together. Each rank has its own clock, so starts can't be compared.
 
 # %% [markdown]
-# **Goal:** return `(rank, us)`: for which rank the others waited longest in total, and how many µs. In each collective the last to arrive is the rank whose kernel is shortest, and each other rank waits
-# for as long as its own kernel runs longer. The specification:
+# **Goal:** return `(rank, us)`: for which rank the others waited longest in total, and how many µs. In each collective the last to arrive is the rank whose kernel is shortest, and each other rank waits for as long as its own kernel runs longer than that one. The specification:
 
 
 # %%
@@ -252,7 +251,7 @@ check(straggler, spec=straggler_spec, inputs=team_inputs, cases=list(teams), wor
 # %% [markdown]
 # ## 3 · Find the blocking call
 #
-# *Difficulty ●●○ · importance ●●● · 10 minutes.* Not only `.item()` blocks. The name of an operator of torch's begins with `aten::`, that of a call of CUDA's with `cuda`. Operators nest.
+# *Difficulty ●●○ · importance ●●● · 10 minutes.* Not only `.item()` blocks. The names of torch's operators begin with `aten::`, and those of CUDA's calls with `cuda`. Operators can call other operators, so they nest.
 
 # %% [markdown]
 # **Goal:** return `(operator, us)`: the name of the *innermost* operator of the same thread around the longest call of CUDA's, and how many µs that call took. If no operator is around it, `operator` is `None`.

@@ -15,12 +15,12 @@ from course_lessons.chapter_16 import Version, accepted_versions, judged_by, tri
 from course_utils import check, launch, progress
 
 # %% [markdown]
-# Each test is an ordinary function with `assert`. `check` runs it in 1, 2 and 3 real ranks with each version, in an order drawn by chance. A version counts as caught if an `assert` fails on any rank, or if ranks would wait for ever. If none is missed, you've passed; otherwise you get a clue.
+# Each test is an ordinary function with `assert`. `check` runs it in 1, 2 and 3 real ranks with each version, in random order. A version counts as caught if an `assert` fails on any rank, or if ranks would wait for ever. If none is missed, you've passed; otherwise you get a clue.
 
 # %% [markdown]
 # ## 1 · Does every sample come?
 #
-# *Difficulty ●●○ · importance ●●● · 15 minutes.* `my_indices(samples, epoch)` says which samples this rank reads. Together, ranks read every sample, all equally many, with as few repeats as possible. An epoch asked for again is the same; a rank's samples change from epoch to epoch. Their order is free. **Goal:** test that.
+# *Difficulty ●●○ · importance ●●● · 15 minutes.* `my_indices(samples, epoch)` says which samples this rank reads. Together the ranks read every sample, and each reads equally many, with as few repeats as possible. If it's asked for the same epoch again, it returns the same samples, but from epoch to epoch a rank's samples change. Their order is free. **Goal:** test that.
 
 
 # %%
@@ -55,7 +55,7 @@ def test_indices(my_indices):
 
 # %% [markdown]
 # <details><summary>Hint 1: a nudge</summary>
-# Which numbers of samples are harmless, and which aren't? What can one rank not know by itself?
+# Which numbers of samples are harmless, and which aren't? And what can a rank not know by itself?
 # </details>
 # <details><summary>Hint 2: the approach</summary>
 # Try a number that 2 and 3 divide, and one that they don't. Call twice per epoch and compare. Gather all ranks' lists; compare their union with all samples, and each length with the quotient, rounded up. At the end, compare this rank's sorted samples of several epochs.
@@ -103,7 +103,7 @@ def test_mean(mean_of_all):
 # With equal counts many mistakes give the right mean. Which counts would be the hardest, and does a second call find what the first one did?
 # </details>
 # <details><summary>Hint 2: the approach</summary>
-# With one seed, each rank draws the numbers of all ranks, with counts that differ and of which one is 0. It hands in its own, and compares the result with the mean of all, to 12 digits, and its numbers with a copy. Then it does so again with other counts.
+# With one seed, each rank draws the numbers of all ranks, with counts that differ and of which one is 0. It hands in its own, and compares the result with the mean of all, to 12 digits. It also compares its numbers with a copy made before the call. Then it does so again with other counts.
 # </details>
 # <details><summary>Hint 3: the code</summary>
 # <code>count = 3 * turn * ((rank + turn) % 3)</code> for each rank, and <code>assert result == pytest.approx(wanted, rel=1e-12)</code>.
@@ -119,7 +119,7 @@ check(tried_on(test_mean, versions), **judged_by(versions))
 # *Difficulty ●●● · importance ●●○ · 15 minutes.* `average_gradients(parameters)` replaces each float32 gradient by its average over all ranks. A gradient that is `None` counts as zero, and gets the average too. Frozen parameters (`requires_grad=False`) and all weights stay as they are.
 
 # %% [markdown]
-# It calls one `all_reduce`, of four bytes for each number of the parameters that aren't frozen, and nothing else. **Goal:** test all of it, to six digits. `trace.kinds` lists the calls until now, and `trace.calls[0].bytes` what this rank has handed in.
+# It calls one `all_reduce`, of four bytes for each number of the parameters that aren't frozen, and nothing else. **Goal:** test all of it, to six digits. `trace.kinds` lists the calls so far, and `trace.calls[0].bytes` what this rank has handed in.
 
 
 # %%
@@ -168,7 +168,7 @@ def test_average(average_gradients, trace):
 # Make three parameters that differ as much as the promise allows. Which of them is easiest to forget?
 # </details>
 # <details><summary>Hint 2: the approach</summary>
-# One parameter with a gradient everywhere, one without on a single rank, one frozen. Seeded alike, each rank knows all gradients. Compare averages, then weights with copies, then the list of calls and the bytes of the only one.
+# One parameter with a gradient everywhere, one whose gradient is missing on a single rank, one frozen. Seeded alike, each rank knows all gradients. Compare averages, then weights with copies, then the list of calls and the bytes of the only one.
 # </details>
 # <details><summary>Hint 3: the code</summary>
 # <code>assert trace.kinds == ["all_reduce"]</code> and <code>assert trace.calls[0].bytes == 4 * numbers</code>, where <code>numbers</code> leaves out the frozen parameter.

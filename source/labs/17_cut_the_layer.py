@@ -17,7 +17,7 @@ from course_utils import check, progress
 # %% [markdown]
 # ## 1 · Who knows this word?
 #
-# *Difficulty ●●○ · importance ●●● · 12 minutes.* The first layer, the **embedding**, is a table with a row for each word of the vocabulary. This rank has the rows in `shard`, from word number `first` on; ranks may have different numbers of rows. `ids`, of any shape, are the same on all.
+# *Difficulty ●●○ · importance ●●● · 12 minutes.* The first layer, the **embedding**, is a table with a row for each word of the vocabulary. This rank has the rows in `shard`, from word number `first` on; ranks may have different numbers of rows. `ids`, of any shape, are the same on all ranks.
 
 # %% [markdown]
 # **Goal:** return the rows of all words, with one more dimension than `ids`. Hand in only as many numbers as you return, in one sum. Backward has to give `shard` its gradient, if all ranks compute the same loss. The specification:
@@ -109,10 +109,10 @@ check(embedding(embed), spec=embed_spec, inputs=embed_inputs, **embed_options)
 # %% [markdown]
 # ## 2 · The loss, without gathering
 #
-# *Difficulty ●●● · importance ●●● · 18 minutes.* The last layer gives a logit for each word. With 128,000 words and 8,192 tokens, that's 4 GB, too much to gather. This rank has `logits` of its words, (rows, words), from word `first` on. `targets` has a word per row, equal on all ranks.
+# *Difficulty ●●● · importance ●●● · 18 minutes.* The last layer gives a logit for each word. With 128,000 words and 8,192 tokens, that's 4 GB in float32, too much to gather. This rank has `logits` of its words, (rows, words), from word `first` on. `targets` has a word per row, equal on all ranks.
 
 # %% [markdown]
-# **Goal:** return each row's cross entropy, and the gradient of their sum with respect to this rank's `logits`. Logits may be as large as 1,000, where exp is infinite. Hand in no more than three numbers per row, over all your collectives. The specification:
+# **Goal:** return each row's cross entropy, and the gradient of their sum with respect to this rank's `logits`. Logits may be as large as 1,000, where exp is infinite. Hand in no more than three numbers per row, in all your collectives together. The specification:
 
 
 # %%
@@ -289,7 +289,7 @@ check(
 # %% [markdown]
 # ## Bonus · Three ranks, 256 features
 #
-# *No minutes, no check.* The chapter's `share` refuses what ranks don't divide. Write one that cuts unequal shares, and both layers with it. Which of the chapter's calls stay as they are? And if three ranks don't divide the *rows* either, which calls of sequence parallel need a different form?
+# *No minutes, no check.* The chapter's `share` refuses a size that the number of ranks doesn't divide. Write one that cuts unequal shares, and both layers with it. Which of the chapter's calls stay as they are? And if the number of *rows* can't be divided by three either, which calls of sequence parallel need a different form?
 #
 # <details><summary>Answer</summary>
 # Both all-reduces stay: they carry the whole Y, whatever each rank's share was. <code>all_gather_into_tensor</code> and <code>reduce_scatter_tensor</code> want equal shares of the rows. With unequal ones you'd pad the rows, or use lists of tensors.

@@ -113,7 +113,7 @@ check(splitting(split_layers), spec=split_layers_spec, inputs=split_layers_input
 # %% [markdown]
 # ## 2 · One weight at both ends
 #
-# *Difficulty ●●○ · importance ●●● · 12 minutes.* Models often use one weight twice: the first layer looks words up in it, the last computes logits with it. In a pipeline the first and the last stage each have a copy, and each backward gives only part of the gradient, so they'd drift apart.
+# *Difficulty ●●○ · importance ●●● · 12 minutes.* Models often use one weight twice: the first layer looks words up in it, the last computes logits with it. In a pipeline the first and the last stage each have a copy, and each backward gives only part of the gradient, so the two copies would drift apart.
 
 # %% [markdown]
 # **Goal:** return the whole gradient on the first and the last stage, and `None` in between, where `gradient` is `None` too. Stages in between send nothing. If there's one stage, autograd has already added up both parts. The specification:

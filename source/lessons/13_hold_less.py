@@ -10,7 +10,7 @@
 # 3. train, clip, save and resume a sharded model with PyTorch's FSDP2;
 # 4. hide the gathering of weights behind computing, and choose who shards with whom.
 #
-# **Hardware:** two cores. Where there is a GPU for each rank, ranks train on the GPUs; what is only recorded is recorded with gloo.
+# **Hardware:** two cores. Where there's a GPU for each rank, ranks train on the GPUs. Steps that are only recorded use gloo.
 # **Before:** [05 · DDP from scratch](05_ddp_from_scratch.ipynb) and [06 · What communication costs](06_what_communication_costs.ipynb);
 # [12 · Send less](12_send_less.ipynb) is its other half.
 # **Next:** [14 · On a GPU: who waits?](14_on_a_gpu_who_waits.ipynb). **Lab:** [13 · Hold less](../exercises/13_hold_less.ipynb).
@@ -51,11 +51,11 @@ from course_utils import Network, WorkerTimeout, check, launch, plot_calls, pred
 # | the optimiser's weight and two moments in float32 | 4 + 4 + 4 |
 
 # %% [markdown]
-# DDP gives all of it to every rank. [ZeRO](https://arxiv.org/abs/1910.02054) (Rajbhandari and others, 2020) asks why *n* ranks should hold the same bytes *n* times, and divides them by *n* in three **stages**: stage 1
-# the optimiser's 12 bytes, stage 2 gradients as well, stage 3 everything.
+# DDP gives all of it to every rank. [ZeRO](https://arxiv.org/abs/1910.02054) (Rajbhandari and others, 2020) asks why *n* ranks should hold the same bytes *n* times, and divides them by *n* in three **stages**. Stage 1 divides
+# the optimiser's 12 bytes, stage 2 the gradients as well, and stage 3 everything.
 
 # %% [markdown]
-# **Predict.** A GPU has 80 GB. Which is the first stage that fits 7B (billion) parameters on 8 GPUs, the same on 64, 70B on 8, and on 64? Answer with a list of four numbers: 0 is DDP, and 9 means that no stage
+# **Predict.** A GPU has 80 GB. Here are four cases: 7B (billion) parameters on 8 GPUs, 7B on 64, 70B on 8, and 70B on 64. Which is the first stage that fits in each? Answer with a list of four numbers: 0 is DDP, and 9 means that no stage
 # fits.
 
 # %%
@@ -104,7 +104,7 @@ for billions, gpus in models:
 first_that_fits.measured(first_stages)
 
 # %% [markdown]
-# Stage 1 already fits 7B. What isn't divided sets a floor: 4 bytes per parameter under stage 1, so 280 GB for 70B on any number of GPUs. Only stage 3 has no floor, and it needs at least 14 GPUs: 1,120 / 80.
+# Stage 1 already fits 7B. What isn't divided sets a floor: 4 bytes per parameter under stage 1, so 280 GB for 70B on any number of GPUs. Only stage 3 has no floor. For 70B it needs at least 14 GPUs: 1,120 / 80.
 
 # %% [markdown]
 # The formula leaves out **activations** (part 6), buffers of communication, and what PyTorch's allocator keeps. So 80 GB are less than they look.
@@ -112,20 +112,20 @@ first_that_fits.measured(first_stages)
 # **Check yourself.** How many bytes per parameter does training in plain float32 take?
 #
 # <details><summary>Answer</summary>
-# Also 16: 4 for the weight, 4 for the gradient, 8 for the moments. Mixed precision makes layers faster and activations smaller, not this sum.
+# Also 16: 4 for the weight, 4 for the gradient, 8 for the moments. Mixed precision makes layers faster and activations smaller, but it doesn't change this sum.
 # </details>
 
 # %% [markdown]
 # ## 2 · What a replica holds
 #
-# Does the formula hold? We train eight layers of 256 × 256 weights on four ranks, in float32: 524,288 parameters, so 8 MiB. We begin with chapter 05's DDP in its shortest form.
+# Does the formula hold? We train eight layers of 256 × 256 weights on four ranks, in float32: 524,288 parameters of 16 bytes, so 8 MiB. We begin with chapter 05's DDP in its shortest form.
 
 # %%
 show_source(OurDDP)
 
 # %% [markdown]
-# `measure` counts the bytes of all tensors that are alive when gradients are averaged; memory that two tensors share counts once. **Peak** is the most at any time, with activations and temporary tensors. What's sent comes from
-# the recording, where a collective is a ring.
+# `measure` counts the bytes of all tensors that are alive when gradients are averaged; memory that two tensors share counts once. **Peak** is the most at any time, with activations and temporary tensors. How much is sent is counted in the recording, as if each collective were a
+# ring.
 
 # %%
 rows = {"OurDDP": chapter_13.measure(OurDDP)}
@@ -142,14 +142,14 @@ rows = {"OurDDP": chapter_13.measure(OurDDP)}
 pictures.draw_two_halves()
 
 # %% [markdown]
-# The frame `Shards` replaces each parameter by this rank's **shard**: flattened, filled up with zeros to a multiple of *n*, cut into *n*. So `model.parameters()` gives shards to the optimiser. `forward` first gathers all
+# The frame `Shards` replaces each parameter by this rank's **shard**: the parameter is flattened, filled up with zeros to a multiple of *n*, and cut into *n*. So `model.parameters()` gives shards to the optimiser. `forward` first gathers all
 # weights, which layers read; `finish` reduces all gradients.
 
 # %% [markdown]
 # ### Write the two halves
 #
-# **Write** (8 minutes) `gather`, which makes a full tensor of `shape` from everybody's shards (`local` is this rank's), and `reduce`, which starts the reduce-scatter of a gradient's **mean**, and appends `(shard, local, work)`
-# to `self.pending`, where `local` will hold this rank's share.
+# **Write** (8 minutes) `gather`, which makes a full tensor of `shape` from everybody's shards (`local` is this rank's), and `reduce`, which starts the reduce-scatter of a gradient's **mean**. `reduce` then appends `(shard, local, work)`
+# to `self.pending`; there, `local` is a new tensor that will hold this rank's share of the mean.
 
 # %% [markdown]
 # The frame's `collect` waits for `work`, and puts `local` into `shard.grad`. `self.shard_count` ranks share a copy of the model. There are `self.copy_count` copies (1 until part 10). The mean is over the ranks of all copies.
@@ -198,7 +198,7 @@ pictures.draw_held(rows)
 # **Check yourself.** Which optimisers may see flat shards instead of weights, and which may not?
 #
 # <details><summary>Answer</summary>
-# Those that treat each number by itself may: SGD, Adam. Those that look at a whole matrix, such as Muon or Shampoo, may not.
+# Those that treat each number by itself may: SGD, Adam. Those that look at a whole matrix, such as <a href="https://docs.pytorch.org/docs/stable/generated/torch.optim.Muon.html">Muon</a>, may not.
 # </details>
 
 # %% [markdown]
@@ -237,7 +237,7 @@ zero2
 # </details>
 
 # %% [markdown]
-# What exists when, in one step of four layers with *your* hook:
+# This is what exists at which time, in one step of four layers with *your* hook:
 
 # %%
 pictures.draw_alive(MyZero2, sharding.Zero2)
@@ -303,7 +303,7 @@ zero3
 
 # %% [markdown]
 # <details><summary>Hint 1: a nudge</summary>
-# Whose weights may go when a module returns? An attention layer reads those of its output layer without calling it.
+# Whose weights may go when a module returns? PyTorch's <code>nn.MultiheadAttention</code> reads those of its output layer without calling that layer.
 # </details>
 # <details><summary>Hint 2: the approach</summary>
 # <code>free</code> drops the weights of all <code>layer.parameters()</code>, those of inner layers too. <code>pack</code> asks <code>self.shard_of</code> for <code>tensor.untyped_storage()</code>. <code>unpack</code> calls
@@ -324,7 +324,7 @@ zero3_sends.measured(rows["Zero3"].sent, within=0.02)
 pictures.draw_held(rows)
 
 # %% [markdown]
-# A quarter of everything: 2 MiB instead of 8. It sends 2.875 and not 3, since the first weight isn't gathered again: nobody asks for the gradient of the data. The paper's formula is 3, and our network sends 3 − 1/8.
+# A quarter of everything: 2 MiB instead of 8. It sends 2.875 and not 3, since the first weight isn't gathered again: nobody asks for the gradient of the data. The paper says 3; with eight layers, ours sends 3 − 1/8.
 
 # %% [markdown]
 # **Check yourself.** Why is the peak above 2 MiB?
@@ -343,13 +343,13 @@ pictures.draw_held(rows)
 # %% [markdown]
 # ## 6 · What sharding leaves: activations
 #
-# Backward needs what forward computed, so autograd keeps it. A block of a transformer's feed-forward part is a linear layer that makes *d* numbers four times as many, a GELU, and a linear layer back to *d*. Every rank has its own sequences, so
+# Backward needs what forward computed, so autograd keeps it. The feed-forward block of a transformer has three parts: a linear layer that turns *d* numbers into 4*d*, a GELU, and a linear layer back to *d*. Every rank has its own sequences, so
 # its activations aren't shards of anything.
 
 # %% [markdown]
 # **Activation checkpointing** keeps only each block's *input*, and computes the block again in backward.
 #
-# **Predict.** A linear layer's backward needs its input; so does a GELU's. How many times less does a chain of such blocks keep? (Weights don't count.)
+# **Predict.** A linear layer's backward needs its input; so does a GELU's. With checkpointing, how many times less does a chain of such blocks keep? (Weights don't count.)
 
 # %%
 times_less = predict("times less kept for backward", ...)
@@ -393,7 +393,7 @@ Recompute = go_on_with(MyRecompute, recompute, sharding.Recompute)
 pictures.draw_recomputing(MyRecompute, sharding.Recompute)
 
 # %% [markdown]
-# Six such blocks, sharded by FSDP2 (part 8), on one, two and four ranks; each rank has 32 rows of 64 numbers:
+# Now six such blocks run on one, two and four ranks, sharded by FSDP2 (part 8). Each rank has 32 rows of 64 numbers:
 
 # %%
 kept = chapter_13.measure_activations(Recompute)
@@ -401,7 +401,7 @@ pictures.draw_saved(kept, (1, 2, 4))
 times_less.measured(kept["plain"][-1].saved_kib / kept["recompute"][-1].saved_kib, within=0.01)
 
 # %% [markdown]
-# 9 times less: *d* for the first layer's input, 4*d* for the GELU's, 4*d* for the second layer's, against *d*. More ranks change nothing. The price is one more forward: 12 blocks are computed instead of 6. Gradients are the same to the last bit.
+# 9 times less: a plain block keeps *d* for the first layer's input, 4*d* for the GELU's and 4*d* for the second layer's, while a recomputed one keeps only *d*. More ranks change nothing. The price is one more forward: 12 blocks are computed instead of 6. Gradients are the same to the last bit.
 
 # %% [markdown]
 # PyTorch has it as `torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)`.
@@ -415,7 +415,7 @@ times_less.measured(kept["plain"][-1].saved_kib / kept["recompute"][-1].saved_ki
 # %% [markdown]
 # ## 7 · The norm is global
 #
-# Clipping scales a gradient whose norm is above `max_norm` down to it. The norm is of *all* parameters together, and each rank only sees its shards.
+# If a gradient's norm is above `max_norm`, clipping scales the gradient down to that norm. The norm is of *all* parameters together, and each rank only sees its shards.
 #
 # **Predict.** Two ranks hold one number of a gradient each: 3 and 4. Both call `clip_grad_norm_` with `max_norm=1` on what they hold. Which two numbers are left?
 
@@ -451,7 +451,7 @@ left_over.measured([round(number, 3) for number in alone])
 # %% [markdown]
 # ## 8 · FSDP2
 #
-# PyTorch's ZeRO-3 is **FSDP2**. A **DeviceMesh** says which ranks work together. `fully_shard(block)` makes a block one unit, gathered in one message before its forward and its backward, and freed after each. What's left belongs to the outermost unit, which by default stays whole from forward to backward.
+# PyTorch's ZeRO-3 is **FSDP2**. A **DeviceMesh** says which ranks work together. `fully_shard(block)` makes a block one unit: its weights are gathered in one all-gather before its forward and its backward, and freed after each. Parameters outside of all blocks belong to the outermost unit, which by default stays whole from forward to backward.
 
 # %%
 show_source(chapter_13.train_plain)
@@ -516,13 +516,13 @@ rows["FSDP2"] = chapter_13.measure(FSDP2)
 pictures.draw_held(rows)
 
 # %% [markdown]
-# The same shares. FSDP2 sends exactly 3, since it gathers a unit before its backward without asking who will read it. Do all of them train the same model? The small GPT of chapter 05, with a tied weight, in double precision:
+# FSDP2 holds the same shares. It sends exactly 3, since it gathers a unit before its backward without asking who will read it. Do all of them train the same model? We train the small GPT of chapter 05, which has a tied weight, in double precision:
 
 # %%
 chapter_13.compare_training([OurDDP, Zero1, Zero2, Zero3, FSDP2])
 
 # %% [markdown]
-# Rounding, and nothing else. For mixed precision, `fully_shard` takes a [`MixedPrecisionPolicy`](https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html); with `reshard_after_forward=False` weights stay full
+# They differ by rounding, and nothing else. For mixed precision, `fully_shard` takes a [`MixedPrecisionPolicy`](https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html); with `reshard_after_forward=False` weights stay full
 # until backward, much as under ZeRO-2.
 
 # %% [markdown]
@@ -558,7 +558,7 @@ parts = [(4, 0, 2), (3, 2, 1)]  # ranks, first step, steps
 pictures.draw_dealing(train_fsdp2.batches, train_fsdp2.DATA, parts)
 
 # %% [markdown]
-# Now three ranks go on, to the end of the second epoch's second batch. Is it the model of a training that nobody disturbed? As a control, the same after one step less:
+# Now three ranks go on, to the end of the second epoch's second batch. Do they end with the same model as a training that nobody disturbed? The control is an undisturbed training of one step less:
 
 # %%
 resumed = launch(train_fsdp2.train, folder.name, 5, world_size=3)
@@ -596,7 +596,7 @@ except WorkerTimeout as hang:
     raise
 
 # %% [markdown]
-# Nobody has the model. Rank 0 waits in `gather` for rank 1's share of the first weight, and *its function has returned*. So all ranks call a layer, a save or `full_tensor()`, in the same order. If one rank's data take a different path, the others hang like this.
+# Nobody has the model. Rank 0 waits in `gather` for rank 1's share of the first weight, but rank 1's *function has returned*. So all ranks have to call layers, saves and `full_tensor()`, and in the same order. If one rank's data take a different path, the others hang like this.
 
 # %% [markdown]
 # ## 10 · Who shards with whom?
@@ -608,7 +608,7 @@ pictures.draw_mesh()
 
 
 # %% [markdown]
-# A mesh of two dimensions says who is who; `fully_shard` takes it too. Both ways get a price on a modelled network: 2 µs and 800 Gbit/s inside a node, 10 µs and 80 or 10 Gbit/s between nodes. A layer computes for 60 µs forward and 120 back.
+# A mesh of two dimensions says who is who; `fully_shard` takes it too. We price both ways on a modelled network: 2 µs and 800 Gbit/s inside a node, 10 µs and 80 or 10 Gbit/s between nodes. A layer computes for 60 µs forward and 120 back.
 
 
 # %%
@@ -628,20 +628,20 @@ for wrap in (Sharded, hybrid):
 draw_pairs(pairs, per_node=4, unit="MiB")
 
 # %% [markdown]
-# In the priced step the data want a gradient too, so that all layers are alike: 24 calls, not 23. If all eight shard, each is a ring that crosses the border with 7/8 of a layer. With hybrid sharding only sums of a rank's shards cross, 2 · 1/2 of 0.5 MiB. The price is twice the memory.
+# In the priced step the data need a gradient too, so that all layers are alike and there are 24 calls, not 23. If all eight ranks shard together, each call is a ring that crosses the border with 7/8 of a layer. With hybrid sharding only sums of a rank's shards cross, 2 · 1/2 of 0.5 MiB. The price is twice the memory.
 
 # %% [markdown]
-# On the slower network that's 2.2 ms instead of 5.9 ms, of which 1.4 ms are computing. It's an **upper bound** of the gain: each of our rings crosses the border at one card, where NCCL builds several and uses all four (chapter 06).
+# On the slower network that's 2.2 ms instead of 5.9 ms, of which 1.4 ms are computing. It's an **upper bound** of the gain: each of our rings crosses the border at one card, where NCCL builds several rings and uses all four cards (chapter 06).
 # The lab asks for the best plan.
 
 # %% [markdown]
 # ## 11 · Gather ahead
 #
-# `Sharded` waits for a weight before each layer. A layer may compute for 60 µs forward and 120 back, with 80 Gbit/s and 10 µs between four ranks. A gather then takes 3 · (10 + 6.6) = 50 µs, as does a reduce-scatter. In turn,
-# that's 8 · 180 + 24 · 50 µs.
+# `Sharded` waits for a weight before each layer. Let a layer compute for 60 µs forward and 120 back, and let the network between four ranks have 80 Gbit/s and 10 µs. A gather then takes 3 · (10 + 6.6) = 50 µs, as does a reduce-scatter. One
+# after the other, that's 8 · 180 + 24 · 50 µs.
 
 # %% [markdown]
-# `Ahead` (read it with `show_source(Ahead)`) has noted the order in the step before, and starts the next gather *before* a layer computes. Computing and communication can overlap; what each needs can't start before it's there.
+# `Ahead` (read it with `show_source(Ahead)`) noted the order of the layers in the step before, and starts the next gather *before* a layer computes. Computing and communication can overlap, but nothing can start before what it needs is there.
 #
 # **Predict.** How many µs does its step take?
 
@@ -661,7 +661,7 @@ ahead_us.measured(chapter_13.step_us(traces["Ahead"], network), within=0.02)
 pictures.draw_steps(traces, network)
 
 # %% [markdown]
-# Only the first gather and the last reduce-scatter are left: 1440 + 2 · 50. In backward both kinds have to hide, so a layer needs 100 µs there. With less, the network decides: its 24 calls take 1192 µs at least.
+# Only the first gather and the last reduce-scatter are left: 1440 + 2 · 50. In backward, a gather and a reduce-scatter have to hide behind each layer, so the layer has to compute for 100 µs there. If it computes for less, the network sets the pace: its 24 calls take 1192 µs at least.
 
 # %% [markdown]
 # The price is memory: two layers are full at once. FSDP2 gathers ahead too, on GPUs, and [lets you say how far](https://docs.pytorch.org/tutorials/intermediate/FSDP_tutorial.html).
@@ -669,18 +669,18 @@ pictures.draw_steps(traces, network)
 # **Check yourself.** Does it help to gather *two* layers ahead here?
 #
 # <details><summary>Answer</summary>
-# No. A layer's computing already hides a whole gather, so the second would only wait, full, for its turn. It helps where layers differ in size.
+# No. A layer's computing already hides a whole gather, so the second weight would only take up memory until its turn comes. It helps where layers differ in size.
 # </details>
 
 # %% [markdown]
 # ## What can't be said here
 #
-# How fast kernels are; what gathering takes from computing on the same GPU; how fast NCCL's reduce-scatter is; how much memory PyTorch's caching allocator keeps beyond what's alive, which can decide whether a model fits.
+# A laptop can't tell you how fast kernels are, how fast NCCL's reduce-scatter is, or how much gathering slows down computing on the same GPU. Nor can it tell how much memory PyTorch's caching allocator keeps beyond what's alive, which can decide whether a model fits.
 
 # %% [markdown]
 # ## What you know now
 #
-# Sixteen bytes per parameter, divided stage by stage. An all-reduce in two halves with the optimiser between them is ZeRO-1. Gradients that go when they come make ZeRO-2, weights that come and go ZeRO-3, for at most half as many bytes again.
+# Sixteen bytes per parameter, divided stage by stage. An all-reduce in two halves with the optimiser between them is ZeRO-1. If gradients go when they come, that's ZeRO-2. If weights come and go as well, that's ZeRO-3, which sends at most half as many bytes again.
 
 # %% [markdown]
 # Activations aren't divided, but they can be computed again. Norms, saves and full tensors are matters of all ranks.

@@ -37,10 +37,10 @@ from course_utils import check, hardware, launch, plot_timeline, predict, show
 # %% [markdown]
 # ## 1 · A recording
 #
-# A GPU has **streams**: queues of kernels, each processed in order. The **host**, which is your Python process, puts kernels into the queues. That is a
+# A **kernel** is a function that runs on the GPU. Kernels wait in **streams**, which are queues: the GPU works through each of them in order. The **host**, which is your Python process, puts kernels into the queues. That is called a
 # **launch**. NCCL's all-reduce is such a kernel, too.
 #
-# Here are three steps of ResNet-50 under DDP on two A100, seen from rank 0.
+# Here are three steps of ResNet-50 under DDP on two A100s, seen from rank 0.
 
 # %%
 resnet = recording("resnet50_2xA100")
@@ -55,10 +55,10 @@ pictures.draw_counts(counts)
 print(next(row for row in resnet if row.kind == "collective"))
 
 # %% [markdown]
-# The kernel's name, `ncclKernel_...`, tells the age: NCCL 2.30 says `ncclDevKernel_...`. All recordings here are older than PyTorch 2.8, and this one names NCCL 2.17.1. Meta published them as test
+# The name `ncclKernel_...` shows how old this recording is: it was made with NCCL 2.17.1, and NCCL 2.30 says `ncclDevKernel_...`. All recordings here are older than PyTorch 2.8. Meta published them as test
 # data of [Holistic Trace Analysis](https://github.com/facebookresearch/HolisticTraceAnalysis) (MIT license).
 #
-# **Predict.** Buckets of 8 to 31.5 MB are reduced. How long is the host in `all_reduce`, on the median of 15 calls?
+# **Predict.** In these three steps DDP calls `all_reduce` 15 times, for buckets of 8 to 31.5 MB. How long does the host stay in such a call? We take the median.
 
 # %%
 in_call = predict("milliseconds of the host in a call of all_reduce", ...)
@@ -70,8 +70,8 @@ in_call.measured(median(c.us for c in calls) / 1000, within=0.5)
 pictures.draw_calls_and_kernels(calls, kernels)
 
 # %% [markdown]
-# The call is over after 0.3 ms, while the median kernel runs for 2.5 ms. 8.2 MB take about as long as 31.5 MB. A kernel of NCCL that has started waits *on the GPU* until its
-# partner on the other GPU has started as well. So its time is waiting and moving in one.
+# The call is over after 0.3 ms, while the median kernel runs for 2.5 ms. And 8.2 MB take about as long as 31.5 MB, so it isn't only the bytes that take time. A kernel of NCCL that has started waits *on the GPU* until its
+# partner on the other GPU has started as well. So its time includes both the waiting and the moving of bytes.
 
 # %% [markdown]
 # Here is the second all-reduce of the second step, with what's around it.
@@ -87,14 +87,14 @@ chapter_14.draw_lanes(resnet, call.start_us - 1000, kernel.end_us + 1000, text)
 # **Check yourself.** You read the clock before and after `dist.all_reduce(x)` on a GPU. What have you measured?
 #
 # <details><summary>Answer</summary>
-# How long the host needs to ask for it, which a profiler makes longer. To time the all-reduce itself, call <code>dist.barrier()</code> first, so that you don't time how late the other rank is, and
+# How long the host needs to ask for it. To time the all-reduce itself, call <code>dist.barrier()</code> first, so that you don't time how late the other rank is, and
 # <code>torch.cuda.synchronize()</code> before each look at the clock.
 # </details>
 
 # %% [markdown]
 # ## 2 · What `wait()` does
 #
-# The second training, on two V100, does by hand what chapter 05 called `PerParameter`: for each gradient one all-reduce, and `wait()` right
+# The second recording is of a training on two V100s. It does by hand what chapter 05 called `PerParameter`: one all-reduce for each gradient, and `wait()` right
 # after it.
 #
 # **Predict.** The kernel of one of them runs for almost half a millisecond. How long is the host in `wait()`?
@@ -123,7 +123,7 @@ text = "The streams take turns: NCCL's waits for a copy, and the copy after it f
 chapter_14.draw_lanes(by_hand, kernel.start_us - 700, kernel.start_us + 1100, text)
 
 # %% [markdown]
-# The host is 2.5 ms ahead of the GPU here, so the calls in the upper row ask for kernels further right. So chapter 03's `wait()` holds up a **rank** with gloo, and a **stream** with NCCL.
+# The host is 2.5 ms ahead of the GPU here, so the calls in the upper row ask for kernels that would come to the right of this picture. In short, chapter 03's `wait()` holds up a **rank** with gloo, and a **stream** with NCCL.
 
 # %% [markdown]
 # **Check yourself.** With gloo, chapter 03 said that `work.wait()` right after `all_reduce(..., async_op=True)` is a blocking call in two lines. And with NCCL?
@@ -137,7 +137,7 @@ chapter_14.draw_lanes(by_hand, kernel.start_us - 700, kernel.start_us + 1100, te
 #
 # Communication is **exposed** while a collective's kernel runs and no compute kernel does. Only that part could be saved by a faster network or by better overlap.
 #
-# **Write** (10 minutes) a function that returns a recording's exposed milliseconds. Kernels overlap, on several streams too, and time counts once. Copies don't matter here.
+# **Write** (10 minutes) a function that returns a recording's exposed milliseconds. Kernels of different streams can overlap; count such a time only once. Copies don't matter here.
 
 
 # %%
@@ -175,7 +175,7 @@ check(exposed_ms, **chapter_14.EXPOSED)
 # </details>
 
 # %% [markdown]
-# The third recording is a recommendation model on eight A100, whose ranks exchange rows of embedding tables by `all_to_all`. One step of each training, cut into 75 parts, and what *your* function says of each:
+# The third recording is a recommendation model on eight A100s, whose ranks exchange rows of embedding tables by `all_to_all`. Here is one step of each training, cut into 75 parts. *Your* function says how much of each part is exposed:
 
 # %%
 recommender = recording("recommender_8xA100")
@@ -183,7 +183,7 @@ trainings = {"one by one": by_hand, "buckets": resnet, "recommender": recommende
 chapter_14.draw_exposed(exposed_ms, trainings)
 
 # %% [markdown]
-# And how much of the communication is hidden behind computing? One minus exposed over all communication:
+# And how much of the communication is hidden behind computing? It's 1 minus the exposed time divided by the time of all communication:
 
 # %%
 pictures.draw_hidden(trainings)
@@ -261,13 +261,14 @@ pictures.draw_inside(recommender, longest, blocked_in_item)
 
 # %% [markdown]
 # It is `cudaMemcpyAsync`, of all names. A copy to ordinary (*pageable*) memory of the host [returns only when it's complete](https://docs.nvidia.com/cuda/cuda-runtime-api/api-sync-behavior.html), and
-# `cudaStreamSynchronize` then has nothing left to wait for. So don't search a trace for "synchronize" alone.
+# `cudaStreamSynchronize` then has nothing left to wait for. So don't search a trace for "synchronize" alone. Today's
+# `.item()` [copies to pinned memory](https://github.com/pytorch/pytorch/pull/119202), which a copy needn't wait for. There `cudaStreamSynchronize` is the call that takes long.
 
 # %% [markdown]
 # ### Which stream, today?
 #
 # In these recordings every collective runs in a stream of NCCL's own. [Since PyTorch 2.8](https://github.com/pytorch/pytorch/pull/150398) only a collective with `async_op=True` does, which includes DDP's. A plain
-# `all_reduce(x)` is launched on the current stream, between the compute kernels. Before and since, kernels that are launched after a plain call wait for its sum.
+# `all_reduce(x)` is launched on the current stream, between the compute kernels. In both cases, kernels that are launched after a plain call wait for its sum.
 
 # %% [markdown]
 # | the line | gloo, on the CPU | NCCL, on a GPU |
@@ -289,7 +290,7 @@ pictures.draw_inside(recommender, longest, blocked_in_item)
 # %% [markdown]
 # ## 5 · Is it the network?
 #
-# At each moment of a step a compute kernel runs; or only NCCL's does; or only a copy; or nothing. A perfect network, or perfect overlap, could save the second part, and hardly more.
+# At each moment of a step, one of four things is true: a compute kernel runs, or only NCCL's kernel does, or only a copy, or nothing. A perfect network, or perfect overlap, could save the time of the second, and hardly more.
 #
 # **Predict.** Which of them takes the most time in ResNet's steps?
 
@@ -303,20 +304,20 @@ largest.measured(max(parts, key=parts.get))
 pictures.draw_shares(trainings)
 
 # %% [markdown]
-# It's the network in none of them. With one all-reduce per gradient, 17 % go to NCCL alone. And on two A100, 6 % is all that a perfect network could save: most of the time, the GPU has nothing to do.
+# In none of the three trainings is it the network. With one all-reduce per gradient, NCCL alone takes 17 %. And with DDP's buckets, 6 % is all that a perfect network could save: most of the time, the GPU has nothing to do.
 
 # %%
 text = "One step of each training, in 75 parts. White is time in which the GPU has nothing to do."
 chapter_14.draw_steps(trainings, text)
 
 # %% [markdown]
-# At the top, the all-reduces begin when backward is over, so nothing is left to hide them behind. In the middle, most of the step is empty, with NCCL and without. At the bottom, the GPU has something to do most of the time.
+# At the top, the all-reduces begin when backward is over, so nothing is left to hide them behind. In the middle, most of the step is empty, and not only around the all-reduces. At the bottom, the GPU has something to do most of the time.
 
 # %% [markdown]
 # **Check yourself.** Only 16 % of ResNet's communication is hidden. Would larger buckets help?
 #
 # <details><summary>Answer</summary>
-# No. Little can be hidden where there's little computing to hide it behind: it fills 17 % of the time.
+# No. There's little computing to hide it behind: compute kernels fill only 17 % of the time.
 # </details>
 
 # %% [markdown]
@@ -334,11 +335,11 @@ text = "Half of ResNet's kernels start within 2 µs, half of the recommender's a
 show(chapter_14.figure_of_delays(trainings), text)
 
 # %% [markdown]
-# ResNet's kernels start after 2 µs: the queue is empty, and the GPU waits for its **host**. The recommender's host is 0.7 ms ahead. But a profiler was running, and it works on the host. How much of this is the profiler's own doing?
+# Half of ResNet's kernels start within 2 µs of their launch: the queue is empty, and the GPU waits for its **host**. The recommender's host is 0.7 ms ahead. But a profiler was running, and it works on the host. How much of this is the profiler's own doing?
 
 # %% [markdown]
-# `aten::view` is a good probe, because it moves no byte and launches nothing. The control is the launch itself, which is CUDA's work: a host that's slow as
-# such would be slow at both.
+# `aten::view` is a good probe, because it moves no byte and launches nothing. As a control we take the launch itself, which is CUDA's work. If the host were simply slow, it would be slow at
+# both.
 
 # %%
 view_us, launch_us = {}, {}
@@ -348,7 +349,7 @@ for name, rows in trainings.items():
 pictures.draw_probe(view_us, launch_us)
 
 # %% [markdown]
-# The same view takes 23 µs in one recording and 1 µs in a different one, while a launch differs by less than a factor of two. So most of those 23 µs are probably the recording's. An estimate: what if each of ResNet's operators were that much shorter?
+# The same view takes 23 µs in one recording and 1 µs in a different one, while a launch differs by less than a factor of two. So most of those 23 µs are probably due to the recording. Let's estimate: what if each of ResNet's operators were that much shorter?
 
 # %%
 operators = sum(row.kind == "host" and "::" in row.name for row in resnet) / 3
@@ -363,19 +364,19 @@ print(
 print(f"of {step_us / 1e3:.0f}. Without them, computing would fill {share:.0%} of a step.")
 
 # %% [markdown]
-# That doesn't change the answer: the host would still set the pace. What the file can't say is how long a step takes when nobody looks. For that one times the training without a profiler.
+# That doesn't change the answer: the host would still set the pace. But no recording can say how long a step takes when nobody is recording. To find out, time the training without a profiler.
 
 # %% [markdown]
 # **Check yourself.** What would make this training faster: a faster network, a faster GPU, or fewer and larger launches?
 #
 # <details><summary>Answer</summary>
-# Fewer launches: <code>torch.compile</code> and CUDA graphs do that, and larger batches give each launch more to do. A faster GPU would only be idle for longer.
+# Fewer launches: <code>torch.compile</code> and <a href="https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs">CUDA graphs</a> do that, and larger batches give each launch more to do. A faster GPU would only be idle for longer.
 # </details>
 
 # %% [markdown]
 # ## 7 · Your own ranks
 #
-# On the CPU, gloo's `async_op=True` is what resembles NCCL: a thread of gloo works, and your line goes on. In `joins_late`, rank 1 joins only after a message from rank 0, which sends it when its own call is over.
+# On the CPU, gloo with `async_op=True` is most like NCCL: one of gloo's threads does the work, and your program goes on. In `joins_late`, rank 0 sends a message when its call of `all_reduce` is over. Rank 1 calls `all_reduce` only after it has received that message.
 
 
 # %%
@@ -393,7 +394,7 @@ def joins_late(async_op):
 
 
 # %% [markdown]
-# **Predict.** Both ranks bring ones, and `async_op` is true. What does rank 0 see in `x` before `wait()`? And think of what happens without `async_op`.
+# **Predict.** Both ranks bring ones, and `async_op` is true. What does rank 0 see in `x` before `wait()`? And what will happen without `async_op`?
 
 # %%
 seen = predict("rank 0 sees in x before wait()", ...)
@@ -406,7 +407,7 @@ print(f"after it: {after:.0f}")
 plot_timeline(results.trace)
 
 # %% [markdown]
-# The call was over before the other rank had even begun. Now the control. It is meant to fail.
+# The call was over before the other rank had even begun. Now the control, without `async_op`. It is meant to fail.
 
 # %% tags=["raises-exception"]
 launch(joins_late, False, backend="gloo", timeout=5)
@@ -417,7 +418,7 @@ launch(joins_late, False, backend="gloo", timeout=5)
 # %% [markdown]
 # ### Record them
 #
-# `torch.profiler` goes around the steps; `record_function` gives a name to a part. On GPUs add `ProfilerActivity.CUDA`.
+# You put `profile` around the steps, and `record_function` gives a name to a part of them. On GPUs, add `ProfilerActivity.CUDA`.
 
 
 # %%
@@ -439,7 +440,7 @@ def recorded(count=3):
 
 
 # %% [markdown]
-# We make rows like those of the GPUs. On a CPU the operators do the computing themselves, and gloo's threads take the place of NCCL's stream. An event that `is_async` went on after its call had returned; here these are gloo's.
+# We make rows like those of the GPUs. On a CPU the operators do the computing themselves, and gloo's threads take the place of NCCL's stream. An event whose `is_async` is true went on after its call had returned. Here, these are gloo's collectives.
 
 
 # %%
@@ -472,10 +473,10 @@ chapter_14.draw_lanes(own_rows, step_rows[-1].start_us, step_rows[-1].end_us, te
 
 # %% [markdown]
 # The first step has one bucket, as chapter 05 showed; then DDP knows in which order gradients arrive. `recorder.export_chrome_trace("trace.json")` writes a file that
-# [Perfetto](https://ui.perfetto.dev) shows; the three recordings were such files. Your `exposed_ms` takes these rows, too.
+# [Perfetto](https://ui.perfetto.dev) shows; our three recordings come from such files. Your `exposed_ms` also takes the rows made here.
 
 # %% [markdown]
-# And what does looking cost? The probe of part 6, in one rank, with a profiler and without, in turn:
+# And what does recording cost? We time the probe of part 6 in one rank, by turns without a profiler and with one:
 
 
 # %%
@@ -494,12 +495,12 @@ def cost(turns=15, views=2_000):
 pictures.draw_watched(launch(cost, world_size=1, backend="gloo")[0])
 
 # %% [markdown]
-# A recording shows faithfully *who waits for whom*. How *long* a step takes, ask a run without it. On GPUs the profiler also listens to each call of CUDA, and it can be asked for shapes, stacks and memory, so its cost there is different.
+# A recording shows faithfully *who waits for whom*. To learn how *long* a step takes, ask a run without a profiler. On GPUs the profiler also listens to each call of CUDA, and it can be asked for shapes, stacks and memory, so its cost there is different.
 
 # %% [markdown]
 # ## 8 · On your own GPUs
 #
-# A pair of **events** times what lies between them *in the stream*, while `perf_counter` times the host. Ten products of matrices, on one GPU:
+# A pair of **events** times what lies between them *in the stream*, while `perf_counter` times the host. Here are ten products of matrices on one GPU:
 
 
 # %%
@@ -527,7 +528,7 @@ else:
     print(f"ten launches: {launched_ms:.2f} ms; ten kernels: {ran_ms:.2f} ms")
 
 # %% [markdown]
-# Two ranks can share that GPU. Gloo takes tensors of a GPU as well: it copies them to the host and back. So here the table's second column meets a GPU.
+# Two ranks can share that GPU if they use gloo. It takes tensors on a GPU as well: it copies them to the host and back. How much of the table's column for gloo is still true on a GPU?
 
 
 # %%
@@ -557,7 +558,7 @@ else:
         print(f"gloo, {line:14} is over after {ms:.2f} ms")
 
 # %% [markdown]
-# The same function by NCCL. It wants a GPU for each rank. Where there is only one, `share_gpus=True` makes two ranks share it, which NCCL calls experimental.
+# Now the same function with NCCL, which wants a GPU for each rank. Where there is only one, `share_gpus=True` makes two ranks share it, which NCCL [calls experimental](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-multi-rank-gpu-enable).
 
 # %% tags=["nbval-ignore-output"]
 if gpus < 1:

@@ -5,7 +5,7 @@
 #
 # In 45 minutes you will be able to write tests that run in real ranks, read what a failing rank saw, repeat a delay, count messages, and say how good a test is.
 #
-# **Hardware:** any computer; all ranks here use gloo on the CPU, as on a server that runs tests.
+# **Hardware:** any computer; all ranks here use gloo on the CPU, as they would on a server that runs tests.
 # **Before:** [08 · It hangs, lies or dies](08_it_hangs_lies_or_dies.ipynb). **Next:** [09 · Many machines](09_many_machines.ipynb).
 # **Lab:** [16 · Test before you scale](../exercises/16_test_before_you_scale.ipynb).
 
@@ -29,7 +29,7 @@ from course_utils import Network, launch, plot_timeline, predict
 # %% [markdown]
 # ## 1 · One rank proves little
 #
-# `mean_of_all` is meant to return the mean of all ranks' numbers. On one rank it does. With the course comes a plugin for [pytest](https://docs.pytest.org): a test marked with `ranks(1, 2, 3)` runs three times, in one, two and three real processes. Here are two such tests.
+# `mean_of_all` is meant to return the mean of all ranks' numbers. On one rank it does. The course brings a plugin for [pytest](https://docs.pytest.org). With it, a test marked with `ranks(1, 2, 3)` runs three times, in one, two and three real processes. Here are two such tests.
 
 
 # %%
@@ -68,11 +68,11 @@ failing.measured(counts(printed)["failed"])
 pictures.draw_runs(printed, (test_equal_counts, test_other_counts), (1, 2, 3))
 
 # %% [markdown]
-# Equal counts hide the mistake, however many ranks there are: the mean of means is the mean. [An issue of 2024](https://github.com/huggingface/transformers/issues/34242) reports it of Transformers: a mean on each GPU, then over all. So a test needs several ranks *and* ranks that differ.
+# Equal counts hide the mistake, however many ranks there are: the mean of means is the mean. [An issue of 2024](https://github.com/huggingface/transformers/issues/34242) reports this mistake in the library Transformers: it took a mean on each GPU, and then the mean of these. So a test needs several ranks *and* ranks that differ.
 #
 # ## 2 · What a failing rank saw
 #
-# `my_samples` cuts a data set into pieces, and rounds. The test wants each rank's samples to exist.
+# `my_samples` cuts a data set into equal pieces, and rounds their length. The test asks whether each rank's samples exist.
 
 
 # %%
@@ -100,7 +100,7 @@ printed = pytest_on(my_samples, test_samples_exist)
 failing_rank.measured(int(printed.partition("rank ")[2][0]))
 
 # %% [markdown]
-# The first line names the rank, and below it pytest shows *that rank's* values. What ranks print has a section for each. Which samples does each rank take?
+# The first line names the rank, and below it pytest shows *that rank's* values. If ranks print something, each has a section of its own. Which samples does each rank take?
 
 # %%
 pictures.draw_samples(my_samples, samples=11, world_size=3)
@@ -108,7 +108,7 @@ pictures.draw_samples(my_samples, samples=11, world_size=3)
 # %% [markdown]
 # ## 3 · A bug from the museum
 #
-# The course has a museum (`course_museum/`) of public projects' bugs, each written anew in a few lines. This one was in [torchtitan](https://github.com/pytorch/torchtitan)'s validation. The test gives four batches to rank 1, and three to rank 0.
+# The course has a museum (`course_museum/`) of bugs from public projects, each rewritten in a few lines. This one was in [torchtitan](https://github.com/pytorch/torchtitan)'s validation. The test gives four batches to rank 1, and three to rank 0.
 
 # %%
 exhibit = EXHIBITS["validation_of_uneven_length"]
@@ -135,7 +135,7 @@ outcome.measured("hangs" if "would never be done" in printed else "passes")
 print(f"\n{exhibit.story}\n{exhibit.link}")
 
 # %% [markdown]
-# A hang is a failed test, and the plugin didn't wait for a timeout. Once nobody has called anything for half a second, it asks each rank where it is. Here it's proven that rank 1 waits for a rank that has returned, so the test ends, and its report says who waits where.
+# A hang is a failed test, and the plugin didn't wait for a timeout. Once no rank has called anything for half a second, the plugin asks each rank where it is. Here that proves that rank 1 waits for a rank that has returned. So the test ends, and its report says who waits where.
 
 # %%
 pictures.draw_validation(bug)
@@ -143,7 +143,7 @@ pictures.draw_validation(bug)
 # %% [markdown]
 # ### Write it
 #
-# *About 5 minutes.* Cure the exhibit. `validate(batches)` returns, on every rank, the mean loss of all samples of all ranks. A batch is a tensor with one loss per sample. Ranks have different numbers of batches.
+# *About 5 minutes.* Fix this bug. `validate(batches)` returns, on every rank, the mean loss of all samples of all ranks. A batch is a tensor with one loss per sample. Ranks have different numbers of batches.
 
 
 # %%
@@ -171,7 +171,7 @@ pictures.draw_validation(validate)
 # %% [markdown]
 # ## 4 · Ranks that come late
 #
-# Ranks of a test come at nearly the same time; ranks of a cluster don't. The fixture `late_ranks` lets each rank come late to each call, by delays that a seed decides. Below, somebody has forgotten a `wait()`; the pause stands for work.
+# Ranks of a test come to a call at nearly the same time, but ranks of a cluster don't. The fixture `late_ranks` makes each rank come late to each call, by delays that a seed decides. Below, somebody has forgotten a `wait()`. The pause of 0.3 s stands for work, and the delays are at most a second.
 
 
 # %%
@@ -208,7 +208,7 @@ printed = pytest_on(sum_beside_work, test_sum, test_sum_with_late_ranks, options
 failing_late.measured(counts(printed)["failed"])
 
 # %% [markdown]
-# If both come at once, the sum is there before the pause is over. The rank that comes early reads its own number. Without `-W ignore` the plugin would also have warned of work that nobody waits for. The same seed gives the same delays, a different one may give harmless ones.
+# If both ranks come at the same time, the sum is there before the pause is over. But if one comes much earlier, it reads its own number. Without `-W ignore` the plugin would also have warned of work that nobody waits for. The same seed gives the same delays, while those of a different seed may be harmless.
 
 # %%
 for seed in (5, 5, 54):
@@ -216,7 +216,7 @@ for seed in (5, 5, 54):
     pytest_on(sum_beside_work, test_sum_with_late_ranks, options=options, whole=False)
 
 # %% [markdown]
-# So a failure by chance can be repeated: the report names its seed. And these are the delays that the two seeds decide, of the call after the barrier:
+# So a failure by chance can be repeated: the report names its seed. And these are the delays that the two seeds decide for the call after the barrier:
 
 # %%
 delays_ms = {}
@@ -229,7 +229,7 @@ pictures.draw_late(delays_ms, pause_ms=300)
 # %% [markdown]
 # ## 5 · Right, but how often does it call?
 #
-# On a cluster each call costs a latency ([chapter 06](06_what_communication_costs.ipynb)). The fixture `trace` knows what was called until now, so a test can hold code to a number of calls or bytes.
+# On a cluster each call costs a latency ([chapter 06](06_what_communication_costs.ipynb)). The fixture `trace` knows what has been called so far, so a test can demand a certain number of calls or bytes.
 
 
 # %%
@@ -256,7 +256,7 @@ def test_average(trace):
 printed = pytest_on(average, test_average, options="--tb=short")
 
 # %% [markdown]
-# Values and bytes are right; the number of calls isn't. And what does it cost where ranks are far apart? The fixture `replay` runs the recorded calls on a *modelled* network, as chapter 06 does. The model has no noise, so a test may ask for microseconds.
+# Values and bytes are right; the number of calls isn't. And what does one call too many cost where ranks are far apart? The fixture `replay` runs the recorded calls on a *modelled* network, as chapter 06 does. The model has no noise, so a test may ask for microseconds.
 
 
 # %%
@@ -281,11 +281,11 @@ results = launch(average_ones, world_size=2, backend="gloo", trace=True)
 plot_timeline(results.trace.replay(Network(latency_us=10, gbit_s=80)))
 
 # %% [markdown]
-# Two calls, each of two steps of 10 µs: that's all of it, since so few bytes take next to none. All fixtures stand on the plugin's page, `course_testing/README.md`.
+# Two calls of two steps each, at 10 µs a step: that's nearly all of it, since so few bytes take next to no time. The plugin's page, `course_testing/README.md`, lists all fixtures.
 #
 # ## 6 · Without running anything
 #
-# Some mistakes can be read. `ddp-course lint train.py` (its page: `course_lint/README.md`) looks for calls that only some ranks reach, and runs nothing.
+# Some mistakes can be seen in the code alone. `ddp-course lint train.py` (its page: `course_lint/README.md`) looks for mistakes such as a call that only some ranks reach, and runs nothing.
 
 # %%
 script = """
@@ -308,11 +308,11 @@ for name, real_bug in EXHIBITS.items():
 pictures.draw_findings(rules)
 
 # %% [markdown]
-# The others are wrong by their arithmetic, or by data that no text holds. A linter costs nothing, so run it first.
+# The others go wrong in their arithmetic, or because of data, which aren't in the code. A linter costs nothing, so run it first.
 #
 # ## 7 · Who tests the tests?
 #
-# A test that passes says little, unless it would fail on wrong code. So make code wrong on purpose and count what is caught: **mutation testing** ([Jia and Harman, 2011](https://doi.org/10.1109/TSE.2010.62)).
+# A test that passes says little, unless it would fail on wrong code. So make code wrong on purpose, and count how many of these versions your tests catch: **mutation testing** ([Jia and Harman, 2011](https://doi.org/10.1109/TSE.2010.62)).
 
 
 # %%
@@ -328,7 +328,7 @@ mutants["at least 0"] = lambda numbers: largest(numbers, least=0.0)
 mutants["for rank 0"] = lambda numbers: largest(numbers, reduce=partial(dist.reduce, dst=0))
 
 # %% [markdown]
-# `largest` is right; the four behind it return a rank's own maximum, the sum of all maxima, never less than zero, and the right answer on rank 0 alone. Three tests look at them on two ranks.
+# `largest` is right. The other four are wrong: the first returns a rank's own maximum, the second the sum of all maxima, the third never less than zero, and the fourth is right on rank 0 alone. We try three tests on them, on two ranks.
 
 
 # %%
@@ -361,7 +361,7 @@ caught_by_rising.measured(caught["test_rising"])
 pictures.draw_verdicts(verdicts)
 
 # %% [markdown]
-# In `test_rising` the last rank has the largest number itself, so it needs no message. In `test_falling` only rank 0 has it, and 0 is too large. In the [lab](../exercises/16_test_before_you_scale.ipynb) you write tests, and versions judge them.
+# In `test_rising`, rank 1 has the largest number itself, so it's right even if only rank 0 is told the result. And "at least 0" passes because no number is negative. In `test_falling`, only rank 0 has the largest number, and it's below zero, so both are caught. In the [lab](../exercises/16_test_before_you_scale.ipynb) you write tests, and versions judge them.
 #
 # **Check yourself.** A test passes on 1, 2 and 4 ranks. Name three things that may still be wrong.
 #

@@ -37,7 +37,7 @@ from course_utils import Network, check, launch, plot_calls, predict
 # Under ZeRO-3 a rank stores a shard of each weight, but every layer is whole while it computes. In [Llama 3 405B](https://arxiv.org/abs/2407.21783) the MLP of one block has 2.6 billion weights: 5 GB in bfloat16, and 5 more for its gradients. Activations, which ZeRO doesn't divide, come on top.
 
 # %% [markdown]
-# So let's cut the *computing* as well: this is **tensor parallelism**. Our example is a small block, Y = gelu(X A) B, and a card that has 300 KiB for weights and gradients.
+# So let's cut the *computing* as well: this is **tensor parallelism**. Our example is a small block, Y = gelu(X A) B, on an imaginary GPU that has 300 KiB for weights and gradients.
 
 # %%
 torch.manual_seed(0)
@@ -48,7 +48,7 @@ Y = gelu(X @ A) @ B
 print(f"weights and gradients of A and B: {2 * (A.nbytes + B.nbytes) // 1024} KiB")
 
 # %% [markdown]
-# Two ranks could cut A by **columns**. Each rank then has half of the hidden numbers H = gelu(X A), and has them completely. Its columns of H meet only the same rows of B. So H B = H₀ B₀ + H₁ B₁: a rank computes one of the two products, and an all-reduce adds them up.
+# Two ranks could cut A by **columns**. Each rank then has half of the hidden numbers H = gelu(X A), and has them completely. In the product H B, a column of H meets only the row of B that has the same number. So H B = H₀ B₀ + H₁ B₁: a rank computes one of the two products, and an all-reduce adds them up.
 
 # %% [markdown]
 # Or they could cut A by **rows**, and X by columns. Each rank then has *part of a sum* for every hidden number. May it go on with that, and add up at the end?
@@ -91,12 +91,12 @@ sum_of_gelus.measured(round(gelu(torch.tensor([3.0, -3.0])).sum().item(), 2), wi
 pictures.draw_block()
 
 # %% [markdown]
-# Without gelu both cuts are right, since it doesn't matter when you add. With gelu, parts of a sum have to be added *before* it, and a row of H has 256 numbers, a row of Y only 64. Columns need no sum there. And each rank holds half of A and B with gradients, 256 KiB, so it fits.
+# Without gelu both cuts are right, since it doesn't matter when you add. With gelu, a cut by rows would have to add up the parts *before* gelu, and there a row has 256 numbers, while a row of Y has only 64. A cut by columns needs no sum before gelu. And each rank holds half of A and B with gradients, 256 KiB, so they fit.
 
 # %% [markdown]
 # ## 2 · What backward needs
 #
-# Autograd on a rank knows only what that rank has computed. So where the ranks part, before A, and where they meet again, after B, we have to tell it what backward means. Take X: each rank's columns of A give only a part of its gradient.
+# Autograd on a rank knows only what that rank has computed. So where the ranks part, before A, and where they meet again, after B, we have to tell it what backward means. Take X: each rank's columns of A give only a part of X's gradient.
 
 # %% [markdown]
 # ### Write both functions
@@ -134,7 +134,7 @@ functions
 # x is used n times, once on each rank. What's the gradient of something that's used n times?
 # </details>
 # <details><summary>Hint 2: the approach</summary>
-# Copy hands x on, and adds gradients up. Sum adds partial results up; a change of one of them changes the sum as much, so it hands the gradient on.
+# Copy hands x on, and adds gradients up. Sum adds partial results up; a change in one of them changes the sum by as much, so Sum hands the gradient on.
 # </details>
 # <details><summary>Hint 3: the code</summary>
 # <code>total = gradient.clone(memory_format=torch.contiguous_format)</code>, then <code>dist.all_reduce(total)</code>; forward of Copy returns <code>x.view_as(x)</code>, a view, so that x itself stays as it is. (A gradient may arrive transposed. <code>contiguous_format</code> puts its numbers in the same order on all ranks.)
@@ -150,7 +150,7 @@ ours = tensor_parallel.CopyToRanks, tensor_parallel.SumOverRanks
 pictures.draw_functions((MyCopy, MySum), ours)
 
 # %% [markdown]
-# What if one forgets the sum in backward, or takes an all-reduce off the shelf? We put one block after the other, and try each.
+# What if you forget the sum in backward, or use one of PyTorch's own all-reduces as Sum? We put two blocks in a row, and try each of these.
 #
 # **Predict.** *Without* Copy, which gradients are wrong?
 
@@ -175,7 +175,7 @@ without_copy.measured(chapter_17.where_wrong(errors["no Copy"]))
 pictures.draw_errors(errors)
 
 # %% [markdown]
-# Every output is right, and without Copy nobody complains. The loss is whole on every rank, so the last block's gradients are right. But what it hands back to the first block is only this rank's part of a sum, so everything before it is wrong.
+# Every output is right, and without Copy nobody complains. The loss is whole on every rank, so the last block's gradients are right. But what the last block hands back to the first is only this rank's part of a sum, so everything before the last block is wrong.
 
 # %% [markdown]
 # PyTorch's functional all-reduce sums in backward too. That's right where each rank has a loss of its own, and all of them are meant to be added. Here all ranks have the same loss, so two ranks double the gradient at each Sum: off by 100% after one, by 300% after two.
@@ -232,13 +232,13 @@ ours = tensor_parallel.ColumnLinear, tensor_parallel.RowLinear
 pictures.draw_layers((MyColumn, MyRow), ours)
 
 # %% [markdown]
-# Both layers come from [Megatron-LM](https://arxiv.org/abs/1909.08053). Every rank has the whole bias of Row. Its gradient is the same on all ranks, so the copies stay equal without a call. What happens with three ranks and 256 hidden features? (The next cell is meant to fail.)
+# Both layers come from [Megatron-LM](https://arxiv.org/abs/1909.08053). Every rank has the whole bias of Row. Its gradient is the same on all ranks, so the copies stay equal without any communication. What happens with three ranks and 256 hidden features? (The next cell is meant to fail.)
 
 # %% tags=["raises-exception"]
 launch(lambda: Column(nn.Linear(64, 256)), world_size=3, backend="gloo")
 
 # %% [markdown]
-# In practice one picks sizes that divide, or pads them. The lab's bonus cuts unequal shares.
+# In practice, people choose sizes that the number of ranks divides, or pad them. The lab's bonus cuts unequal shares.
 
 # %% [markdown]
 # ## 4 · Count
@@ -305,7 +305,7 @@ pictures.draw_bytes(rows, tensor_kib, data_kib)
 # %% [markdown]
 # ## 5 · Heads
 #
-# Attention is cut by **heads**. A head's softmax mixes only that head's numbers, so nothing is added up before it. The output weight is cut by its inputs, like B, so one sum ends the layer. Queries, keys and values are often *one* weight, one below the other. May one cut it in the middle?
+# Attention is cut by **heads**. A head's softmax mixes only that head's numbers, so no sum over ranks is needed before the softmax. The output weight is cut by its inputs, like B, so one sum ends the layer. The weights for queries, keys and values are often stored as *one*, one below the other. May you cut that weight in the middle?
 
 # %%
 torch.manual_seed(0)
@@ -343,10 +343,10 @@ pictures.draw_heads(rows_of)
 # %% [markdown]
 # ## 6 · Between the blocks
 #
-# Between blocks there are norms and dropout. With whole rows every rank computes the same there, keeps the same whole activations, and even has to draw the same dropout mask. But a norm looks at one row at a time, so rows can be shared out.
+# Between blocks there are norms and dropout. As long as each rank has all rows, all ranks compute the same there and keep the same activations. They even have to draw the same dropout mask. But a norm looks at one row at a time, so the rows can be shared out.
 
 # %% [markdown]
-# And an all-reduce is a reduce-scatter followed by an all-gather. **Sequence parallel** puts the norm between the two, where each rank has only its *rows*. Here are a norm and a block on four ranks, once with whole rows and once with cut ones.
+# And an all-reduce is a reduce-scatter followed by an all-gather. **Sequence parallel** puts the norm between the two, where each rank has only its *rows*. Here are a norm and a block on four ranks, once with all rows on every rank ("whole rows") and once with shares ("cut rows").
 
 # %%
 show_source(tensor_parallel.GatherRows)
@@ -392,17 +392,17 @@ for name, cut_by_hand, cut_by_plan in zip(("output", "gradient of x"), *outcomes
     print(f"{name} differs by about {difference:.0e}")
 
 # %% [markdown]
-# The same calls, and the same numbers up to rounding.
+# PyTorch makes the same calls, and gets the same numbers up to rounding.
 
 # %% [markdown]
 # ## 8 · Among which ranks?
 #
-# Eight ranks on two nodes, on a *model* of a network whose numbers you can change. A message inside a node takes 2 µs, plus its bytes at 3,600 Gbit/s. Between nodes it takes 10 µs, plus its bytes at 400 Gbit/s. A block of width 256 gets a batch of 2,048 rows.
+# Take eight ranks on two nodes, on a *model* of a network whose numbers you can change. A message inside a node takes 2 µs, plus its bytes at 3,600 Gbit/s. Between nodes it takes 10 µs, plus its bytes at 400 Gbit/s. A block of width 256 gets a batch of 2,048 rows.
 
 # %% [markdown]
-# The block can be cut among all eight ranks; among four, so that each node has a copy; or among two, with two copies on each node. Copies share the rows.
+# The block can be cut among all eight ranks; among four, so that each node has a copy; or among two, with two copies on each node. The copies divide the rows among themselves.
 #
-# **Predict.** A step has calls that cut the layer, and calls that sum gradients over copies. With which plan do they take the least time, all added up?
+# **Predict.** A step has calls that belong to the cut layer, and calls that sum gradients over copies. With which plan do all these calls together take the least time?
 
 # %%
 plan = predict("ranks that cut a layer, fastest plan", ..., choices=[8, 4, 2])
@@ -416,7 +416,7 @@ plan.measured(min(totals, key=totals.get))
 pictures.draw_plans(prices)
 
 # %% [markdown]
-# Cut among eight, every all-reduce crosses the slow link, and the next layer waits for each: 169 µs. Cut among four or two, only gradients cross, once. Among two the layer's own calls are cheaper. But each rank holds half of the layer instead of a quarter, so twice as many gradients cross, between four copies instead of two.
+# If the layer is cut among eight, every all-reduce crosses the slow link, and the next layer waits for each: 169 µs. If it's cut among four or two, only gradients cross, once. With two, the layer's own calls are cheaper. But each rank holds half of the layer instead of a quarter, so twice as many gradients cross, between four copies instead of two.
 
 # %% [markdown]
 # It's a close race, and if the sum of gradients hides behind backward, two is even ahead. So memory decides: cut a layer among as many ranks as it needs, but not beyond the node. [Llama 3 405B](https://arxiv.org/abs/2407.21783) was trained this way: eight ranks cut a layer, and a node has eight GPUs.
@@ -425,7 +425,7 @@ pictures.draw_plans(prices)
 # **Check yourself.** A model has more heads than a node has GPUs. Why not cut it further?
 #
 # <details><summary>Answer</summary>
-# It could be, but each block's two all-reduces would cross nodes, and the next layer waits for each. Copies may well send more bytes, but only once per step, and that can hide behind backward. If the model doesn't fit in one node, a pipeline of layers sends only activations, from one node to the next: see chapter 18.
+# You could, but each block's two all-reduces would cross nodes, and the next layer waits for each. Copies may well send more bytes, but only once per step, and that can hide behind backward. If the model doesn't fit in one node, a pipeline of layers sends only activations, from one node to the next: see chapter 18.
 # </details>
 #
 # Practise in [lab 17](../exercises/17_cut_the_layer.ipynb).

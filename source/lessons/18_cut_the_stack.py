@@ -28,7 +28,7 @@ from course_utils import Network, WorkerTimeout, check, launch, predict
 # %% [markdown]
 # ## 1 · One after the other
 #
-# Chapter 17 cut each layer, and paid with two all-reduces per block. There's a cut that sends far less: *whole* layers go to different ranks. Our model has eight layers, and a card has 10 KiB for weights and gradients.
+# Chapter 17 cut each layer, and paid with two all-reduces per block. There's a cut that sends far less: *whole* layers go to different ranks. Our model has eight layers, and an imaginary GPU has 10 KiB for weights and gradients.
 
 # %%
 layers = chapter_18.make_layers()
@@ -47,7 +47,7 @@ print(f"of 2 layers: {2 * 2 * layer_bytes / 1024:.1f} KiB; a batch: {list(X.shap
 one_batch = predict("share of the step in which a stage idles", ...)
 
 # %% [markdown]
-# Real ranks do the step, and the recording is replayed as in [chapter 06](06_what_communication_costs.ipynb). Since our layers are tiny, we *say* what computing takes: 100 µs for a stage's forward and 200 µs for its backward. In the picture a message takes 10 µs, plus its bytes at 100 Gbit/s, so that one can see it.
+# Real ranks do the step, and the recording is replayed as in [chapter 06](06_what_communication_costs.ipynb). Since our layers are tiny, we *say* what computing takes: 100 µs for a stage's forward and 200 µs for its backward. The prediction takes messages as free. In the picture each takes 10 µs, plus its bytes at 100 Gbit/s, so that you can see it.
 
 # %%
 network = Network(latency_us=10, gbit_s=100)
@@ -59,12 +59,12 @@ one_batch.measured(round(whole_batch.idle_share(), 2), within=0.02)
 pictures.draw_whole_batch(whole_batch, network)
 
 # %% [markdown]
-# The model fits, and every number is right. But four cards work as fast as one: each of them idles for three quarters of the step.
+# The model fits, and every number is right. But four GPUs work only as fast as one: each of them idles for three quarters of the step.
 
 # %% [markdown]
 # ## 2 · Microbatches
 #
-# The first stage could begin with something else while the others work. So the batch is cut into **microbatches**: as soon as the first one has left, the second may begin. The weights don't change within the batch, so all gradients are added up, as in [chapter 04](04_ddp_training.ipynb)'s gradient accumulation.
+# The first stage could begin with something else while the others work. So the batch is cut into **microbatches**: as soon as the first microbatch has left a stage, that stage may begin with the second. The weights don't change within the batch, so all gradients are added up, as in [chapter 04](04_ddp_training.ipynb)'s gradient accumulation.
 
 # %% [markdown]
 # ### Write a stage
@@ -110,10 +110,10 @@ Stage = go_on_with(MyStage, stage, pipeline.Stage)
 pictures.draw_stage(MyStage, pipeline.Stage)
 
 # %% [markdown]
-# Three stages, two microbatches, all forwards first. (If your stage raises an error or hangs, ours is drawn.) `held` has an entry for each microbatch that has gone forward and not yet backward. Behind y hangs all that autograd keeps of that microbatch, so we'll come back to it.
+# Three stages, two microbatches, all forwards first. (If your stage raises an error or hangs, ours is drawn.) `held` has an entry for each microbatch that has gone forward and not yet backward. With such an entry a stage holds all that autograd keeps for that microbatch, so part 4 will count them.
 
 # %% [markdown]
-# What's missing is *when* a stage does what. [GPipe](https://arxiv.org/abs/1811.06965) has the simplest schedule: all forwards, then all backwards. Now take the same 48 rows in four microbatches of 12. (Each still counts as 100 and 200 µs, so there's four times as much computing as above.)
+# What's still missing is a **schedule**, which says *when* a stage does what. The simplest one is [GPipe](https://arxiv.org/abs/1811.06965)'s: all forwards, then all backwards. Now take the same 48 rows in four microbatches of 12. (Each still counts as 100 and 200 µs, so there's four times as much computing as above.)
 #
 # **Predict.** For what share of the step does a stage idle now?
 
@@ -151,7 +151,7 @@ gpipe = go_on_with(my_gpipe, gpipe_passed, pipeline.gpipe)
 pictures.draw_actions(my_gpipe, pipeline.gpipe, stages=3, count=2)
 
 # %% [markdown]
-# That's the list on paper, for three stages and two microbatches. And here four real ranks do it, with four:
+# That's the list on paper, for three stages and two microbatches. And here four real ranks do it, with four microbatches:
 
 # %%
 step = chapter_18.train(Stage, gpipe, stages=4, count=4)
@@ -167,7 +167,7 @@ pictures.draw_schedules({"GPipe, 4 microbatches": step})
 #
 # ### Write the formula
 #
-# **Write** (3 minutes) the share of the step in which a stage idles, for any number of stages and microbatches. The check asks replays of real ranks.
+# **Write** (3 minutes) the share of the step in which a stage idles, for any number of stages and microbatches. The check compares it with replays of real ranks.
 
 
 # %%
@@ -194,7 +194,7 @@ bubble_passed
 bubble = go_on_with(my_bubble, bubble_passed, chapter_18.bubble)
 
 # %% [markdown]
-# With p stages and m microbatches that's (p − 1) / (m + p − 1). In the formula messages are free; the last column has a network on which they take 10 µs and more.
+# With p stages and m microbatches that's (p − 1) / (m + p − 1). In the formula, messages are free. The last column below is for a network on which each takes 10 µs and more.
 
 # %%
 counts = (1, 2, 4, 8, 24)
@@ -265,7 +265,7 @@ one_f_one_b = go_on_with(my_one_f_one_b, one_f_one_b_passed, pipeline.one_f_one_
 pictures.draw_actions(my_one_f_one_b, pipeline.one_f_one_b)
 
 # %% [markdown]
-# On paper again, with fewer microbatches than stages. And eight microbatches in real ranks, below GPipe's:
+# That's the list on paper again, with fewer microbatches than stages. And now real ranks do eight microbatches, first by GPipe and then by 1F1B:
 
 # %%
 steps = {}
@@ -278,7 +278,7 @@ compared.measured({-1: "smaller", 0: "equally large", 1: "larger"}[chapter_18.si
 pictures.draw_schedules(steps)
 
 # %% [markdown]
-# The last stage begins as late as before, and the first one still has to wait for the last gradient. So the bubble is just as large, 3 of 11 turns. 1F1B isn't faster. What does it save?
+# The last stage begins as late as before, and the first one still has to wait for the last gradient. So the bubble is just as large: 3 of 11 turns, where a turn is one forward and one backward. 1F1B isn't faster. What does it save?
 
 # %%
 pictures.draw_held(steps)
@@ -289,10 +289,10 @@ for name, step in steps.items():
     print(f"{name:6}{step.idle_share(network):6.1%}, on free messages {step.idle_share():.1%}")
 
 # %% [markdown]
-# A stage holds at most as many microbatches as there are stages from it to the end: 4, 3, 2 and 1, instead of 8 each. With 24 microbatches it's still 4. So one may take many microbatches, and *that* makes the bubble small.
+# A stage holds at most as many microbatches as there are stages from it to the end: 4, 3, 2 and 1, instead of 8 each. With 24 microbatches it's still 4. So you can take many microbatches, and *that* makes the bubble small.
 
 # %% [markdown]
-# With real messages 1F1B idles more. A stage now waits for a gradient before each next forward, so it can't run ahead, and a late message is felt in each turn. The replay knows this, the formula doesn't.
+# With real messages 1F1B idles more. A stage now waits for a gradient before each next forward, so it can't run ahead, and a late message is felt in each turn. The replay knows this, but the formula doesn't.
 
 # %% [markdown]
 # ### Who sends first?
@@ -361,12 +361,12 @@ for name, schedule_class in (("GPipe", ScheduleGPipe), ("1F1B", Schedule1F1B)):
     )
 
 # %% [markdown]
-# The same gradients, and as many messages: eight activations and eight gradients.
+# PyTorch gets the same gradients, and rank 1 sends as many messages as ours: eight activations and eight gradients.
 
 # %% [markdown]
 # ## 6 · Cut the text
 #
-# What if the *text* is too long? Then each rank gets some of its rows: **context parallel**. Everything but attention treats a row by itself. In attention, each row asks all others. So keys and values travel around in a ring ([Liu and others](https://arxiv.org/abs/2310.01889)), and each rank works on the part that is there.
+# What if the *text* is too long? Then each rank gets some of its rows: **context parallel**. Everything but attention treats a row by itself. In attention, each row asks all others. So keys and values travel around in a ring ([Liu and others](https://arxiv.org/abs/2310.01889)), and each rank works on the part that it has at that moment.
 
 # %% [markdown]
 # But a softmax divides by a sum over *all* rows. Can it be computed part by part?
@@ -406,12 +406,12 @@ for rows, world_size in ((64, 4), (128, 8)):
 pictures.draw_attention(attended)
 
 # %% [markdown]
-# Both are right, and both send as much. But whoever gathers has all keys, and scores of 16 rows against all 64. In the ring it's 16 against 16. With a text twice as long on twice as many ranks, the largest tensor doubles where keys are gathered, and stays as it is in the ring. (This is forward only.)
+# Both are right, and both send equally much. But after gathering, a rank has all keys, and computes scores of its 16 rows against all 64. In the ring it's 16 against 16 at a time. With a text twice as long on twice as many ranks, the largest tensor doubles where keys are gathered, and stays as it is in the ring. (This is forward only.)
 
 # %% [markdown]
 # ## 7 · Experts
 #
-# The last cut depends on the data. In a layer of **experts** each token is sent to one of several weights, which a *router* chooses. Each rank has one expert. So tokens travel to their experts, and outputs back, by `all_to_all` (in [lab 03](../exercises/03_collective_primitives.ipynb) you wrote it).
+# The last cut depends on the data. A layer of **experts** has several weights, and a *router* chooses one of them for each token. Each rank has one expert. So tokens travel to their experts, and outputs back, by `all_to_all` (which you wrote in [lab 03](../exercises/03_collective_primitives.ipynb)).
 
 
 # %%
@@ -451,13 +451,13 @@ times_as_long.measured(round(finish_us[1] / finish_us[0], 2))
 pictures.draw_experts(layers_of_experts)
 
 # %% [markdown]
-# As many tokens and as many calls, and all outputs are right. But everybody waits for the busiest expert. Therefore routers get an extra loss that asks for balance, or an expert takes only so many tokens ([Switch Transformers](https://arxiv.org/abs/2101.03961) have both).
+# Both times there are as many tokens and as many calls, and all outputs are right. But everybody waits for the busiest expert. That's why routers get an extra loss that asks for balance, or why an expert takes only so many tokens ([Switch Transformers](https://arxiv.org/abs/2101.03961) have both).
 
 # %% [markdown]
 # **Check yourself.** A node has eight GPUs, and there are sixteen nodes. Which cut would you place inside a node, and which between nodes: layers (chapter 17) or stages?
 #
 # <details><summary>Answer</summary>
-# Cut layers inside a node: each block has two all-reduces that everybody waits for. Put stages on different nodes: a stage sends one activation per microbatch to one neighbour, however many layers it has, and with enough microbatches the next one is already there.
+# Cut layers inside a node: each block has two all-reduces that everybody waits for. Put stages on different nodes: a stage sends one activation per microbatch to one neighbour, however many layers it has, and with enough microbatches the next activation is already there when it's needed.
 # </details>
 #
 # Practise in [lab 18](../exercises/18_cut_the_stack.ipynb).

@@ -27,14 +27,14 @@ from course_utils import check, dry_run, predict
 # A rank's *calls* need no GPU, and often no other rank. PyTorch has a process group called `fake`, which says that every call is done and sends nothing. `dry_run` tells a process that it's rank 700 of 1,024, lets it join that group, and records its calls.
 
 # %% [markdown]
-# Can one believe that? Where there are real ranks, we can compare. The step is FSDP2's from [chapter 13](13_hold_less.ipynb), over four blocks of two weights each.
+# Can you trust that? Where there are real ranks, we can compare. The step is FSDP2's from [chapter 13](13_hold_less.ipynb), over four blocks of two weights each.
 
 # %%
 show_source(sharded_step)
 chapter_19.compare(world_sizes=(2, 4))
 
 # %% [markdown]
-# The same calls, in the same order, in the same groups, and the same bytes. So let's go where we have no real ranks.
+# Real and pretended ranks make the same calls, in the same order, in the same groups and of the same bytes. So let's go where we have no real ranks.
 
 # %% [markdown]
 # **Predict.** A unit of FSDP2 is gathered before its forward, freed, and gathered once more before its backward. Then its gradients are scattered. How many calls does each of 1,024 ranks make in a step of four blocks?
@@ -50,7 +50,7 @@ pictures.draw_order({"1,024 wide": wide, "64 wide": narrow}, rank=1023)
 narrow
 
 # %% [markdown]
-# Of the 1,024 ranks only four were run: the first two, the middle one and the last. Of all others we *assume* that they do the same. And read the last sentences: the values are wrong, and nobody waits for anybody. A dry run shows calls and bytes. It can't show a hang, a loss or a slow rank.
+# Of the 1,024 ranks only four were run: the first two, the middle one and the last. We *assume* that all others do the same. And read the last sentences of the output: the values are wrong, and nobody waits for anybody. A dry run shows calls and bytes. It can't show a hang, a loss or a slow rank.
 
 # %% [markdown]
 # It can show surprises, though. A block that's 64 wide has 32,768 weights, so a rank's share is 32 weights, or 128 bytes. But to each gather a rank hands in 1,280.
@@ -58,7 +58,7 @@ narrow
 # **Check yourself.** Why is that ten times as much?
 #
 # <details><summary>Answer</summary>
-# FSDP2 cuts every weight along its first dimension. 256 rows, or 64, can't be shared among 1,024 ranks, so both are padded to one row for each: 64 + 256 numbers of four bytes. Most of what is sent is padding.
+# FSDP2 cuts every weight along its first dimension. 256 rows, or 64, can't be shared among 1,024 ranks, so both weights are padded to one row per rank. A row of the first has 64 numbers and one of the second 256, which makes 320 numbers of four bytes. Most of what is sent is padding.
 # </details>
 
 # %% [markdown]
@@ -100,7 +100,7 @@ pictures.draw_sent(my_fsdp_bytes, chapter_19.fsdp_bytes)
 # %% [markdown]
 # ## 3 · When computing hides it
 #
-# From here on we need a cluster, so we **describe** one, with the numbers of an [H100 cluster](https://jax-ml.github.io/scaling-book/gpus). What a chip sends is what you'd find in a data sheet. How much of its peak it *reaches* is our guess: 60%. Part 7 looks at what that guess is worth.
+# From here on we need a cluster, so we **describe** one, with the numbers of an [H100 cluster](https://jax-ml.github.io/scaling-book/gpus). How fast a chip computes and sends is what you'd find in a data sheet. The latencies are round numbers of ours, and how much of its peak a chip *reaches* is our guess: 60%. Part 7 looks at what that guess is worth.
 
 # %%
 chapter_19.describe(CLUSTER)
@@ -109,10 +109,10 @@ for name, model in MODELS.items():
 print(f"a batch of {TOKENS:,} tokens")
 
 # %% [markdown]
-# FSDP can send while a chip computes. That hides everything as long as sending takes no longer than computing. A weight costs 6 FLOPs for each token ([PaLM, appendix B](https://arxiv.org/abs/2204.02311)): two in forward and four in backward.
+# FSDP can send while a chip computes. So all of its sending is hidden, as long as that takes no longer than computing. A weight costs 6 FLOPs for each token ([PaLM, appendix B](https://arxiv.org/abs/2204.02311)): two in forward and four in backward.
 
 # %% [markdown]
-# **Predict.** The 70B model sends ten times as many bytes as the 7B model. How many tokens per chip does it need to hide them?
+# **Predict.** The 70B model sends ten times as many bytes as the 7B model. How many tokens per chip does it need to hide them, compared with the 7B model?
 
 # %%
 choices = ["a tenth", "as many", "three times as many", "ten times as many"]
@@ -126,7 +126,7 @@ tokens_of_70b.measured(words.get(round(times, 1), f"{times:.1f} times as many"))
 pictures.draw_crossings(crossings)
 
 # %% [markdown]
-# Ten times as many weights mean ten times as many bytes, but also ten times as much to compute behind which they hide. So what counts is the chip and its network.
+# Ten times as many weights mean ten times as many bytes, but also ten times as much computing to hide them behind. So the model's size doesn't matter here: what counts is the chip and its network.
 
 # %% [markdown]
 # ### Write it
@@ -165,7 +165,7 @@ print(f"by the formula {needed:,.0f} tokens per chip, so {TOKENS:,} are")
 print(f"enough for {TOKENS / needed:,.0f} chips")
 
 # %% [markdown]
-# The algebra promises 2,827 chips, but it knows only bytes. The replay of [chapter 06](06_what_communication_costs.ipynb) knows latency too. So we take the calls of a dry run with as many blocks as the model has layers, give each call the bytes of a 7B model's layer, and replay them.
+# By this formula 2,827 chips are fine, but it knows only bytes. The replay of [chapter 06](06_what_communication_costs.ipynb) knows latency too. So we take the calls of a dry run with as many blocks as the model has layers, give each call the bytes of a 7B model's layer, and replay them.
 
 # %% [markdown]
 # **Predict.** Up to how many chips does computing hide these calls?
@@ -182,10 +182,10 @@ hidden.measured(last)
 pictures.draw_hiding("7B", counts, replayed_s)
 
 # %% [markdown]
-# The bytes hardly grow with the chips. But each of the 96 rings has n − 1 steps, and every step pays its latency: 2,047 · 5 µs is 10 ms, 96 times. So from 512 to 1,024 chips a step of 0.65 s gets down to 0.59 s, and with 2,048 it takes *longer*.
+# The bytes hardly grow with the chips. But each of the 96 rings (three for each of 32 layers) has n − 1 steps, and every step pays its latency. With 2,048 chips that's 2,047 · 5 µs, or 10 ms, 96 times. So from 512 to 1,024 chips a step of 0.65 s gets down to 0.59 s, and with 2,048 it takes *longer*.
 
 # %% [markdown]
-# That's a ring, and a latency of 5 µs. Real libraries have trees and other ways around it. But at a fixed batch, computing shrinks with every chip, and communication doesn't. **A larger batch would hide it, if the optimiser can make use of it.**
+# That's for a ring, with a latency of 5 µs. Real libraries have ways around so many steps: NCCL, for example, has [trees for such calls](https://arxiv.org/abs/2506.20252). But at a fixed batch, a chip's computing shrinks with every chip you add, and its communication doesn't. **A larger batch would hide the communication, if the optimiser can make use of such a batch.**
 
 # %% [markdown]
 # ## 4 · What a chip must hold
@@ -195,7 +195,7 @@ pictures.draw_hiding("7B", counts, replayed_s)
 # %% [markdown]
 # ### Write it
 #
-# **Write** (6 minutes) the bytes of weights, gradients and Adam's states on one chip. A weight takes 2 bytes, its gradient 2, and Adam 12 ([ZeRO](https://arxiv.org/abs/1910.02054)). With `zero=1`, copies share what Adam holds. With `zero=3`, they share everything.
+# **Write** (6 minutes) the bytes of weights, gradients and Adam's states on one chip. A weight takes 2 bytes, its gradient 2, and Adam 12 ([ZeRO](https://arxiv.org/abs/1910.02054)). With `zero=1`, the `dp` copies divide what Adam holds among themselves. With `zero=3`, they divide everything.
 
 
 # %%
@@ -224,12 +224,12 @@ state_bytes = go_on_with(my_state_bytes, state, chapter_19.state_bytes)
 pictures.draw_state(my_state_bytes, chapter_19.state_bytes)
 
 # %% [markdown]
-# Activations come on top: about 34 bytes for each token and hidden number of a layer ([Korthikanti and others](https://arxiv.org/abs/2205.05198)), of one **microbatch**. A copy cuts its share of the batch into microbatches, so more of them mean less to hold.
+# Activations come on top. A layer keeps about 34 bytes for each token and hidden number ([Korthikanti and others](https://arxiv.org/abs/2205.05198)), if it doesn't keep attention's scores. Only the tokens of a **microbatch** count, though. A copy cuts its share of the batch into microbatches, so the more there are, the less it has to hold.
 
 # %% [markdown]
 # ## 5 · What cutting costs
 #
-# Now `tp`. Here are the layers of chapter 17 in a world of 1,024, each cut among eight neighbours.
+# Now we look at `tp`. Here are the layers of chapter 17 in a world of 1,024 ranks. Each layer is cut among eight neighbours.
 
 # %%
 cut = dry_run(cut_step, 4, 8, world_size=1024, nodes=128)
@@ -238,12 +238,12 @@ for rank in (0, 1023):
     chapter_19.count_calls(cut.of_rank(rank))
 
 # %% [markdown]
-# Eight for four blocks, each in a group of eight ranks. A transformer's layer has two such blocks, attention and the MLP, and the next one waits for each call.
+# That's eight calls for four blocks, each in a group of eight ranks. A transformer's layer has two such blocks, attention and the MLP, and the next block waits for each call.
 
 # %% [markdown]
 # ### Write it
 #
-# **Write** (6 minutes) the seconds of all these calls in a step: `tokens` rows of `hidden` numbers, two bytes each, in `tp` ranks. The check replays calls of real and pretended ranks. So you need chapter 06's price of a ring: 2(n − 1) steps, each with its latency and an n-th of the bytes.
+# **Write** (6 minutes) the seconds that all these calls take in a step. Each call sums `tokens` rows of `hidden` numbers, two bytes each, over `tp` ranks. The check replays calls of real and pretended ranks. So you need chapter 06's price of a ring: 2(n − 1) steps, each with its latency and an n-th of the bytes.
 
 
 # %%
@@ -272,7 +272,7 @@ tensor_s = go_on_with(my_tensor_s, cutting, chapter_19.tensor_s)
 pictures.draw_tensor(my_tensor_s, chapter_19.tensor_s)
 
 # %% [markdown]
-# Each doubling of `tp` halves the copies, so a copy gets twice the tokens, and each of its ranks sends more than twice as much. The diamonds come from `step_time`, a model of whole plans that we'll use from here on. Can a dry run check it?
+# Each doubling of `tp` halves the copies, so a copy gets twice the tokens, and each of its ranks sends more than twice as much. The diamonds in the picture come from `step_time`, a model of whole plans that we'll use from here on. Can a dry run check that model?
 
 # %%
 scored = step_time(MODELS["7B"], CLUSTER, Plan(dp=1024, zero=3))
@@ -280,10 +280,10 @@ print(f"7B, 1,024 copies: they send for {scored.data_s + scored.hidden_s:.4f} s 
 print(f"                            and {replayed_s[2]:.4f} s by dry run and replay")
 
 # %% [markdown]
-# The two lines agree. `step_time` adds it all up for a plan: computing, these all-reduces, what the copies send as far as it isn't hidden, and the waiting in a pipeline. The sources of its formulas stand in its file. **It's a model, not a measurement.**
+# The two lines agree. `step_time` adds it all up for a plan: computing, these all-reduces, what the copies send as far as it isn't hidden, and the waiting in a pipeline. Its file, `course_lessons/scaling.py`, names the sources of its formulas. **It's a model, not a measurement.**
 
 # %% [markdown]
-# **Predict.** 512 chips train the 70B model, with a batch of 4 million tokens. For each `tp` the computer tries all plans that fit. Which `tp` has the fastest?
+# **Predict.** 512 chips train the 70B model, with a batch of 4 million tokens. For each `tp` the computer tries all plans that fit. Which `tp` has the fastest plan?
 
 # %%
 fastest_tp = predict("tp of the fastest plan for 70B on 512 chips", ..., choices=[1, 2, 4, 8, 16])
@@ -295,7 +295,7 @@ fastest_tp.measured(min(fitting, key=lambda tp: fitting[tp].step_s))
 pictures.draw_steps({f"tp {tp}": score for tp, score in best.items()})
 
 # %% [markdown]
-# Without cutting, the activations of a single sequence don't fit. So cut, but no more than memory asks for: each doubling of `tp` costs more. Sixteen ranks are on two nodes, where messages take longer. And the model is kind to them: their ring may use all eight network cards of each node, as if nobody else needed them.
+# Without cutting, the activations of a single sequence don't fit. So cut, but no more than memory asks for: each doubling of `tp` costs more. Sixteen ranks are spread over two nodes, so messages take longer. And our model is kind to such a plan: its ring may use all eight network cards of each node, as if nobody else needed them.
 
 # %% [markdown]
 # ## 6 · Choose a plan
@@ -312,7 +312,7 @@ pictures.draw_steps({"yours": my_score})
 pictures.draw_plans("70B", my_plan, my_score)
 
 # %% [markdown]
-# Every grey dot is a plan that one could have chosen. Most of the fast ones don't fit.
+# Every grey dot is a plan that you could have chosen. Most of the fast ones don't fit.
 #
 # ### Let the computer search
 #
@@ -346,10 +346,10 @@ counts = (256, 512, 1024, 2048, 4096, 8192)
 pictures.draw_speed(my_fastest_s, chapter_19.fastest_s, counts=counts)
 
 # %% [markdown]
-# Speed per chip is relative to 256 chips. With 8,192 a chip is worth less than half, although each point has the best plan of all: the batch is the same, so 512 tokens are left for each chip. That's when scaling stops: not at a number of chips, but at a number of tokens for each.
+# What a chip is worth is its speed relative to that with 256 chips. With 8,192 chips it's less than half, although each point is for the best of all plans. The batch is still the same, so only 512 tokens are left for each chip. That's when scaling stops: not at a number of chips, but at a number of tokens for each.
 
 # %% [markdown]
-# On the course's web site, the page *Choose a plan* has sliders for this, and ten tasks. It needs no kernel.
+# On the course's web site, the page *Choose a plan* has sliders for this, and ten tasks. You don't need to run anything for it.
 
 # %% [markdown]
 # **Check yourself.** With `pp=16` and 16 microbatches, what does the pipeline cost?
@@ -361,20 +361,20 @@ pictures.draw_speed(my_fastest_s, chapter_19.fastest_s, counts=counts)
 # %% [markdown]
 # ## 7 · What others have measured
 #
-# Is any of this true? We give the model the plans and batches of others: four rows of [Megatron-LM's table 1](https://arxiv.org/abs/2104.04473), with A100s, and two of [Llama 3's table 4](https://arxiv.org/abs/2407.21783), with H100s.
+# Is any of this true? We give `step_time` the plans and batches of others: four rows of [Megatron-LM's table 1](https://arxiv.org/abs/2104.04473), with A100s, and two of [Llama 3's table 4](https://arxiv.org/abs/2407.21783), with H100s.
 
 # %% [markdown]
-# (Megatron counts the forward pass again that is repeated in backward, so its numbers are multiplied by 3/4. Llama has 126 layers, and we take 128, which 16 divides.)
+# (Megatron repeats the forward pass during backward and counts it twice, so we multiply its numbers by 3/4. Llama has 126 layers, but we take 128, which can be divided by its 16 stages.)
 
 # %%
 both = chapter_19.beside_published()
 pictures.draw_published()
 
 # %% [markdown]
-# No row is further off than a third, and that's all one may say. The 60% is a guess, so a model that's right in one row proves nothing. What counts is where it goes *wrong*.
+# No row is further off than a third, and that's all we can say. The 60% is a guess, so a model that's right in one row proves nothing. We learn more from where it goes *wrong*.
 
 # %% [markdown]
-# Megatron's MFU rises with the model, from 32% to 39%, and ours stays. A likely reason is that larger matrices come closer to the peak, and we took 60% for all. In both rows of Llama we're too low, and there our pipeline waits for a third of the step or half of it.
+# Megatron's MFU rises with the size of its model, from about 32% to 39%, while ours stays. A likely reason is that larger matrices come closer to the peak, and we took 60% for all. In both rows of Llama we're too low. There, our pipeline waits for a third of the step in one row and for half of it in the other.
 
 # %% [markdown]
 # **Check yourself.** What does Llama's training do that our pipeline doesn't?
@@ -384,7 +384,7 @@ pictures.draw_published()
 # </details>
 
 # %% [markdown]
-# So what's a model good for? It says which plans are hopeless, what limits the others, and what to try first. Then measure. And when a measurement differs from the model, you've learned something about either.
+# So what's a model good for? It says which plans are hopeless, what limits the others, and what to try first. Then measure. And when a measurement differs from the model, you've learned something about one of the two.
 #
 # That was the last chapter. [The course map](README.md) shows what you have left out, and chapter [09](09_many_machines.ipynb) ends with what lies beyond DDP.
 
