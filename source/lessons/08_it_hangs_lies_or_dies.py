@@ -450,7 +450,7 @@ except WorkerError as error:
 
 # %% [markdown]
 # First come gloo's own last words, from rank 0: it expected fewer bytes than arrived. Then the report. *Died of SIGABRT*: compiled code gave up. That is no exception, so no `try` in the rank can
-# catch it. Then it says, rank by rank, what differs: 4 and 6 numbers. Here are all three cases:
+# catch it. The report goes on to say, rank by rank, what differs: 4 and 6 numbers. Here are all three cases:
 
 # %%
 pictures.draw_symptoms(of_3_4, sent, death)
@@ -664,7 +664,7 @@ print(death_of(killed_by_the_system))
 # %% [markdown]
 # ## 7 · Your cluster has no `launch`
 #
-# On a cluster there is `torchrun`, a folder of logs, and you. The training of this part knows nothing of this course. We start it with six failures, one at a time, and ask each of PyTorch's tools about every one. These are the functions that go wrong. Rank 1 is always the culprit.
+# On a cluster there is `torchrun`, a folder of logs, and you. The training of this part knows nothing of this course. We start it six times, each time with a different failure, and ask each of PyTorch's tools about all six. These are the functions that go wrong. Rank 1 is always the culprit.
 
 
 # %%
