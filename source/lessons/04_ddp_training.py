@@ -905,7 +905,7 @@ show(chapter_04.difference_bars(differences, "the complete one"), "What each mis
 # ## 6 · Fewer messages, and smaller ones
 #
 # If a batch doesn't fit into memory, take it in parts and add up their gradients (**gradient accumulation**). Only the last part has to talk. For
-# the others there's DDP's `no_sync()`: a backward inside it sends nothing. But must the forward be inside, too? Here are two ways to take a global batch of 128 in parts.
+# the others there's DDP's `no_sync()`, which keeps a backward from sending. But what has to be inside it, only the backward or the forward as well? Here are two ways to take a global batch of 128 in parts.
 
 
 # %%
