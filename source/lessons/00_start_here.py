@@ -60,7 +60,7 @@ print("processes, with the notebook's own:", len({os.getpid(), *process_ids}))
 # %% [markdown]
 # ## Write one line
 #
-# The workers share no variables, so they send messages, on CPUs through the library **gloo**. `dist.all_reduce(x)` is a **collective**:
+# The workers share no variables, so they send each other messages. On CPUs, the library **gloo** carries them. `dist.all_reduce(x)` is a **collective**:
 # all ranks call it together, each brings a tensor, and on every rank that tensor is replaced by the sum of all.
 #
 # **Write** (2 minutes) the missing line: return the average. Then run the cells below it, one after the other: they check your line and draw
@@ -180,11 +180,11 @@ except WorkerError as error:
     raise
 
 # %% [markdown]
-# The red error isn't what the three ranks got: `launch` raised it in your notebook, when it gave up on them and stopped all workers. The ranks themselves got no answer at all.
+# The red error isn't what the three ranks got. `launch` raised it in your notebook, after it had given up on them and stopped all workers. The ranks themselves got no answer at all.
 # That's a **hang**: nobody fails, and nobody gets any further. The error says which ranks wait, in which line, for whom, and why. Your notebook is unharmed.
 
 # %% [markdown]
-# The same story as a picture:
+# Here's the same story as a picture:
 
 # %%
 plot_calls(accident)
@@ -194,7 +194,7 @@ plot_calls(accident)
 # [the course map](README.md) shows where it goes from here.
 
 # %% [markdown]
-# First, what does your machine have to offer? Nothing here needs a GPU. Unless there's one for each worker, all of them work on the CPU and talk through gloo.
+# First, what does your machine have to offer? Nothing here needs a GPU. Unless there's a GPU for each worker, all workers compute on the CPU and talk through gloo.
 # Words in the list that you don't know yet can wait.
 
 # %% tags=["nbval-ignore-output"]
@@ -246,7 +246,7 @@ show(chapter_00.shards(training), "The upper row was dealt to rank 0, the lower 
 #
 # 1. **DDP** copies rank 0's weights to every rank before the first step. In each `backward()`, it then replaces every gradient by its average over the ranks.
 # 2. **The sampler** deals out the digits.
-# 3. **`set_epoch`** makes it shuffle differently in every epoch.
+# 3. **`set_epoch`** makes the sampler shuffle differently in every epoch.
 
 
 # %%
@@ -298,8 +298,7 @@ print("one rank and two ranks take the same digits in", sum(steps_alike), "of th
 chapter_00.draw_one_step(training)
 
 # %% [markdown]
-# In all of them. The order of the digits depends on the sampler's seed and on the epoch, but not on the number of ranks: only the dealing differs.
-# So it's the same in all later epochs.
+# It does in all of them. The order of the digits depends on the sampler's seed and on the epoch, but not on the number of ranks: only the dealing differs. So the steps agree in all later epochs, too.
 #
 # **Predict.** Does one rank, training alone, end up with the same weights as the two?
 
@@ -346,7 +345,7 @@ show(figure, "Each point of a curve is the mean loss of the 23 steps of an epoch
 # Sooner or later, a worker will fail. Two cells below, each of four ranks picks a digit and measures how bright it is, and then the ranks add up the
 # four numbers. That cell fails on purpose.
 #
-# **Predict.** Look at its `careless`, but don't run it yet. Which rank will the message blame?
+# **Predict.** Look at `careless` in that cell, but don't run it yet. Which rank will the message blame?
 
 # %%
 blamed = predict("the message blames rank", ..., choices=(0, 1, 2, 3))
@@ -369,7 +368,7 @@ except WorkerError as error:
 
 # %% [markdown]
 # There are 1,442 digits, and rank 3 asks for number 1,500. Read such a message from the top: **who** failed first, **why**, **where** (the arrow marks the line, below the number of its cell), and **what became
-# of the others**. They did nothing wrong, but they waited for a rank that was gone.
+# of the others**. The other ranks did nothing wrong, but they waited for a rank that was gone.
 
 # %% [markdown]
 # Your notebook is unharmed once more. Repair the function and run its cell again: once it's right, the cell says so and prints the sum.

@@ -31,7 +31,7 @@ from course_utils import check, hardware, launch, predict, show
 # ## 1 · A mutex
 #
 # A **thread** is a second line of execution in the same process, and it sees the same variables. Here, two threads count
-# together. Fifty times, each of them reads the counter, waits a moment, as a slow computer would, and writes back the number plus one.
+# together. Fifty times, each of them reads the counter, waits a moment, as a slow computer would, and writes back the number it has read, plus one.
 
 
 # %%
@@ -67,7 +67,7 @@ unguarded = count_together(nullcontext())
 counted.measured(unguarded["value"], within=0.1, about=True)
 
 # %% [markdown]
-# Both threads read, say, 7, and both write 8: one addition is lost. As they sleep at the same time, they lose almost every second one.
+# Both threads read, say, 7, and both write 8: one addition is lost. As the threads sleep at the same time, they lose almost every second addition.
 
 # %% [markdown]
 # The cure is a **mutex**, a lock that only one thread can hold at a time. `with mutex:` takes it, or waits while a different thread has it,
@@ -85,7 +85,7 @@ chapter_01_pictures.draw_counting({"without a mutex": unguarded, "with a mutex":
 # ## 2 · The mutex inside Python
 #
 # Python's interpreter has one mutex for itself, the **global interpreter lock**, or GIL. A thread has to hold it while it runs Python code.
-# C and C++ code may let go of it, as long as it doesn't touch Python objects. So we race three kinds of work.
+# C and C++ code may let go of the lock, as long as it doesn't touch Python objects. Does that make threads faster? We race three kinds of work.
 
 
 # %%
@@ -108,7 +108,7 @@ def multiply():  # C++
 # %% [markdown]
 # Two equal pieces of work are done in three ways: one after the other ("in turn"), in two threads, and in two processes. The
 # processes are the **control**: each has an interpreter, and so a GIL, of its own. The clock starts when both threads, or both processes,
-# are ready; the fastest of seven rounds counts.
+# are ready, and the fastest of four rounds counts.
 
 # %% [markdown]
 # **Predict.** In pure Python, how many times as fast are two threads, compared with the same work in turn?
@@ -136,22 +136,22 @@ show(racing.bars(races), "Below the dashed line, threads lose. Processes are the
 # Look at the control first: if two processes don't come close to 2, this machine was busy, and the other bars prove nothing. Run the race again.
 
 # %% [markdown]
-# A second measurement explains the threads' bars: how many cores they kept at work, and how much CPU time they needed, compared with the
-# work in turn. The first number, divided by the second, is how many times as fast the threads were: it's the height of their bar above.
+# A second measurement explains the threads' bars. It takes two numbers: how many cores the threads kept at work, and how much CPU time they needed, compared with the
+# work in turn. Divide the first number by the second, and you get how many times as fast the threads were, which is the height of their bar above.
 
 # %% tags=["row-B2"]
 chapter_01_pictures.draw_cores(races)
 
 # %% [markdown]
 # Two threads of pure Python keep *one* core at work, since only the holder of the GIL runs. In C and C++ they
-# keep more at work, so "Python threads never run in parallel" is only half the truth: they do **while they're out of Python**.
+# keep more at work, so "Python threads never run in parallel" is only half the truth: they do run in parallel **while they're out of Python**.
 
 # %% [markdown]
 # **Check yourself.** Why didn't the GIL protect the counter of part 1?
 #
 # <details><summary>Answer</summary>
-# It protects the interpreter, not your variables. Between reading the counter and writing it, a thread may lose the GIL, and
-# <code>sleep</code> gives it up.
+# The GIL protects the interpreter, not your variables. Between reading the counter and writing it, a thread may lose the GIL. Here it even gives it up itself,
+# because <code>sleep</code> does.
 # </details>
 
 # %% [markdown]
@@ -208,7 +208,7 @@ chapter_01_pictures.draw_threads(data_parallel)
 # </details>
 
 # %% [markdown]
-# And torch's own `DataParallel`? Where there are no GPUs, it uses no device at all; it simply calls your module. That's why part 4 measures threads of our own.
+# And torch's own `DataParallel`? Where there are no GPUs, it uses no device at all and simply calls your module. That's why part 4 measures threads of our own.
 
 # %% tags=["row-B1"]
 devices = launch(lambda: DataParallel(network(4)).device_ids, world_size=1, backend="gloo")[0]
@@ -255,7 +255,7 @@ print(racing.table(by_width))
 # As in part 2, look at the control first: if it's far below 2, this machine was busy, so run the race again.
 #
 # Which column explains a bar that lies below 1? If few *cores* were at work, the threads waited for each other. If *CPU time* has grown,
-# the threads did something that isn't needed in turn: most likely, they handed the GIL over after every layer. Which width does worst on yours?
+# the threads did something that the work in turn doesn't need: most likely, they handed the GIL over after every layer. Which width does worst on your machine?
 
 # %% [markdown]
 # ## 5 · What each device holds
@@ -282,18 +282,18 @@ times_more.measured(logits[0] / logits[3], within=0.05)
 show(device_zero.bars(bytes_of), "What each device holds.")
 
 # %% [markdown]
-# Device 3 has its own logits, 2.6 MB. Device 0 has those, all four gathered (10.2 MB), and as much again that the loss keeps: nine times as much.
-# If each replica computes the loss of its own shard, only four numbers are gathered.
+# Device 3 has its own logits, 2.6 MB. Device 0 has its own, too. It also has all four gathered (10.2 MB), and as much again
+# that the loss keeps. Together that's nine times as much. But if each replica computes the loss of its own shard, only four numbers are gathered.
 
 # %% [markdown]
-# That cures outputs and loss. And what about the gradients, and what an optimiser keeps? Count them after one step with Adam.
+# That cures outputs and loss. But what about the gradients, and what an optimiser keeps? Count them after one step with Adam.
 
 # %% tags=["row-D1"]
 kept = launch(device_zero.bytes_after_a_step, network(32), world_size=1, backend="gloo")[0]
 chapter_01_pictures.draw_after_a_step(kept)
 
 # %% [markdown]
-# Gradients flow back to the one module on device 0, and only that one is stepped. So gradients and Adam's state, three times the size of the
+# Gradients flow back to the one module on device 0, and the optimiser only steps that module. So gradients and Adam's state, three times the size of the
 # parameters, are on device 0 alone.
 
 # %% [markdown]
@@ -306,7 +306,7 @@ chapter_01_pictures.draw_after_a_step(kept)
 # %% [markdown]
 # ## 6 · The twin with processes
 #
-# Now do the same with one process for each device. Every rank already has the model and the batch; it takes its own shard, computes its own loss, and goes backward.
+# Now do the same with one process for each device. Every rank already has the model and the batch; it takes its own shard, computes its own loss, and runs backward.
 #
 # **Write** (3 minutes) the rest: afterwards, every parameter's `.grad` should hold the gradient of the whole batch, on every rank.
 
@@ -343,12 +343,12 @@ chapter_01_pictures.draw_gradients(in_processes)
 # </details>
 
 # %% [markdown]
-# Compare the two. The twin sends no parameters, scatters nothing, and gathers no outputs. Every rank has all the gradients, so each can
+# Compare the two. The twin with processes sends no parameters, scatters nothing, and gathers no outputs. Every rank has all the gradients, so each can
 # take the step with an optimiser of its own, and no rank is special. This is what DDP does.
 
 # %% [markdown]
 # And on GPUs, which do their work by themselves? There, Python only **launches** *kernels*, the functions that run on the GPU, one after the other. This recording shows how well one interpreter feeds one GPU: ResNet-50 in
-# DDP on two A100 (from Meta's [Holistic Trace Analysis](https://github.com/facebookresearch/HolisticTraceAnalysis)).
+# DDP on two A100s (from Meta's [Holistic Trace Analysis](https://github.com/facebookresearch/HolisticTraceAnalysis)).
 
 # %%
 show(device_zero.one_gpu_is_fed(), "20 ms of training on one GPU.")
@@ -370,9 +370,9 @@ else:
 # %% [markdown]
 # ## 7 · Python without the GIL
 #
-# Since 3.13, Python also comes in a **free-threaded** build, without a GIL ([PEP 703](https://peps.python.org/pep-0703/)). It may cure the
-# narrow layers of part 4, but it can't cure device 0 of part 5. (To compare, run this chapter on Python 3.14's: torch 2.15 doesn't come for
-# 3.13's.) Which build is yours?
+# Since 3.13, Python also comes in a **free-threaded** build, without a GIL ([PEP 703](https://peps.python.org/pep-0703/)). That may cure the
+# narrow layers of part 4, but not the load on device 0 in part 5. (To compare, run this chapter on the free-threaded Python 3.14: torch 2.15 doesn't come for
+# the one of 3.13.) Which build is yours?
 
 # %%
 is_gil_enabled = getattr(sys, "_is_gil_enabled", lambda: True)  # before 3.13 it always is
@@ -386,8 +386,8 @@ predict()
 
 # %% [markdown]
 # The GIL is a mutex for all Python code of a process, so threads only gain while they're out of Python. `DataParallel` runs one of its four steps in threads
-# and leans on device 0 in the other three; its twin needs neither. These are the two reasons that [PyTorch's
-# documentation](https://docs.pytorch.org/docs/stable/distributed.html#basics) gives for **one process for each device**.
+# and leans on device 0 in the other three; its twin with processes needs neither. [PyTorch's
+# documentation](https://docs.pytorch.org/docs/stable/distributed.html#basics) gives much the same two reasons for **one process for each device**: no parameters have to be sent, and no interpreter is shared.
 
 # %% [markdown]
 # Who are these processes, and how do they find each other? [02 · Process groups and ranks](02_process_groups.ipynb).

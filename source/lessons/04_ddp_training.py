@@ -6,7 +6,7 @@
 # In 140 minutes, best in two sittings of 85 and 55, you will be able to
 #
 # 1. turn a training loop into a distributed one with six lines, and say what each is for;
-# 2. prove that the model is the one that a single process would get, and say when the ranks talk;
+# 2. prove that the model is the one that a single process would get, and say when the ranks talk to each other;
 # 3. recognise four mistakes that raise no error;
 # 4. stop and resume training, send fewer and smaller messages, and write a script for `torchrun`.
 #
@@ -65,7 +65,8 @@ show(chapter_04.two_ways(), "Two ranks divide either the batch or the model.")
 
 # %% [markdown]
 # The data are the small set of real digits that comes with the course. If you have MNIST's files, set `COURSE_DATA` to the folder
-# that holds `MNIST/raw` before you start Jupyter, and write `"mnist"`: the same cells then use its 60,000 digits.
+# that holds `MNIST/raw` before you start Jupyter, and write `"mnist"` in place of
+# `"embedded"` below: the same cells then use its 60,000 digits.
 
 # %%
 source = "embedded"
@@ -107,7 +108,7 @@ def train_alone(model, data, global_batch, epochs):
 
 
 # %% [markdown]
-# It knows nothing of ranks. What will it print on rank 1, if we start it in two processes with the same seed?
+# This loop knows nothing of ranks. What will it print on rank 1, if we start it in two processes with the same seed?
 
 
 # %%
@@ -119,13 +120,13 @@ def seeded(train_function):
 results = launch(seeded, train_alone, world_size=2)
 
 # %% [markdown]
-# Both read the same digits in the same order, so two processes did the work of one twice. Nothing is shared unless you share it.
+# Both read the same digits in the same order, so two processes did the work of one twice. Nobody divides the work unless you do.
 
 # %% [markdown]
 # ### Write the six lines
 #
 # **Write** (12 minutes) the same loop, distributed. Each rank is given a model with *different* weights. In the end, all ranks
-# should hold the weights that one process would get if it started from rank 0's and took the same global batches.
+# should hold the weights that one process would get if it started from rank 0's weights and took the same global batches.
 # Shuffle in each epoch as `DistributedSampler` does (with seed 0). Return the network itself, without its wrapper.
 
 
@@ -211,11 +212,11 @@ chapter_04.print_changed_lines(train_alone, train_with_ddp)
 #
 # | new | what it does |
 # | --- | --- |
-# | `rank, world_size` | who am I, and how many are we |
+# | `rank, world_size` | say who I am, and how many we are |
 # | `DistributedDataParallel(...)` | gives all ranks rank 0's weights, and averages gradients in `backward()` |
 # | `DistributedSampler(...)` | deals out the digits |
 # | `global_batch // world_size` | together, the ranks still take 32 digits |
-# | `set_epoch(epoch)` | shuffles anew |
+# | `set_epoch(epoch)` | shuffles anew in each epoch |
 # | `model.module` | the network without its wrapper |
 #
 # </details>
@@ -254,7 +255,7 @@ dealt_twice.measured(dealt.total() - len(dealt))
 
 # %% [markdown]
 # No digit is left out, and with two ranks none is dealt twice: 721 + 721 = 1,442. Four ranks would get 360.5
-# digits each, so the sampler deals two digits twice, and all ranks get the same number. Part 8 shows why it insists on that.
+# digits each, so the sampler deals two digits twice to give all ranks the same number. Part 8 shows why it insists on that.
 
 # %% [markdown]
 # ### `device_ids`
@@ -294,19 +295,19 @@ else:
 
 # %% [markdown]
 # Note that `gpu` is the **local** rank. With `rank`, as in the guide, a second machine asks for GPUs it doesn't have. That was the crash in
-# [chapter 02](02_process_groups.ipynb). On CPUs, and for a model that one process spreads over several GPUs, it's `DDP(model)`, without `device_ids`.
+# [chapter 02](02_process_groups.ipynb). On CPUs, and for a model that one process spreads over several GPUs, write `DDP(model)`, without `device_ids`.
 
 # %% [markdown]
-# **Check yourself.** Your script has `batch_size=32` and grows from one to eight ranks. You change nothing else. What is the global batch?
+# **Check yourself.** Your script has a `DistributedSampler` and `batch_size=32`. You start it in eight ranks instead of one, and change nothing else. What is the global batch?
 #
 # <details><summary>Answer</summary>
-# 256. The loader's <code>batch_size</code> is local. There are an eighth as many steps per epoch, and it's a different training run.
+# 256. The loader's <code>batch_size</code> counts what one rank reads. There are an eighth as many steps per epoch, so it's a different training run.
 # </details>
 
 # %% [markdown]
 # ## 2 · One model, or two that look alike?
 #
-# We follow all 203,530 weights, step by step. To make it hard, each rank seeds its weights **differently**. `follow` trains with
+# We follow all 203,530 weights, step by step. To make the test hard, each rank seeds its weights **differently**. `follow` trains with
 # DDP in two ranks, and without it in a single process that takes the full batch of 32.
 
 
@@ -352,7 +353,7 @@ for name, curve in curves.items():
 show(chapter_04.distances(curves), "Three distances, step by step.")
 
 # %% [markdown]
-# Between the ranks the difference is **exactly 0 after every step**. To the single process it's rounding, and no more: the mean of two
+# Between the ranks the difference is **exactly 0 after every step**. Between the ranks and the single process there's only rounding: the mean of two
 # means over 16 digits *is* the mean over 32, but the additions come in a different order. It's one model, and several workers have shared
 # its batch.
 
@@ -424,8 +425,7 @@ check(ddp_exercises.keeping_weights(finished_spread), **ddp_exercises.SPREAD)
 chapter_04.draw_spread(finished_spread)
 
 # %% [markdown]
-# Why does it ask for a `nan` separately? For a `nan`, `<` and `>` are always false, so gloo's `MAX` and `MIN` keep it or lose it, depending
-# on where it is:
+# Why does `finished_spread` ask for a `nan` separately? Here's what gloo's `MAX` and `MIN` find by themselves when one of three ranks has one:
 
 
 # %%
@@ -445,14 +445,15 @@ for rank in range(3):
     print(f"rank {rank} has a nan: MAX - MIN is {difference}")
 
 # %% [markdown]
-# A difference of 0 would have told you that all is well. `finished_spread` is a good check for your own training: call it on `weights(model)` once an epoch, on
-# all ranks, and stop unless the result is 0. It costs two `all_reduce`s of the model's size, and one of a single number.
+# A difference of 0 would have told you that all is well. For a `nan`, `<` and `>` are always false, so whether `MAX` and `MIN` keep it or lose it depends on which rank has it.
+# `finished_spread` is a good check for your own training: call it on `weights(model)` once an epoch, on
+# all ranks, and stop unless the result is 0. The call costs two `all_reduce`s of the model's size, and one of a single number.
 
 # %% [markdown]
 # ## 3 · When do the ranks talk?
 #
-# "Weights are synchronised after every batch", says the guide. With `trace=True`, `launch` records everything a rank sends, and in which
-# line. In which lines of `follow` will rank 0 talk to rank 1?
+# "Weights are synchronised after every batch", says the guide. With `trace=True`, `launch` records everything a rank sends, and the
+# line that sends it. In which lines of `follow` will rank 0 talk to rank 1?
 
 # %% tags=["row-A8"]
 trace = launch(follow, DistributedDataParallel, 3, trace=True).trace
@@ -462,12 +463,12 @@ for (code, kind, size), times in calls.items():
 plot_timeline(trace, "The same calls of both ranks, in time.")
 
 # %% [markdown]
-# There's nothing in `optimizer.step()`: **weights are never synchronised after a batch.** They *start* equal, because the constructor
-# broadcasts rank 0's: 4 bytes × 203,530 = 814,120. They *stay* equal, because every `backward()` replaces each rank's gradient with the
+# There's nothing in `optimizer.step()`: **weights are never synchronised after a batch.** They *start* equal, because DDP's constructor
+# broadcasts rank 0's weights: 4 bytes × 203,530 = 814,120. They *stay* equal, because every `backward()` replaces each rank's gradient with the
 # average, and equal weights minus equal gradients are equal.
 
 # %% [markdown]
-# And the small ones? Before the broadcast, the ranks compare how many parameters they have (8 bytes), and of which shapes and strides (96).
+# And the small messages? Before that broadcast, the ranks compare how many parameters they have (8 bytes), and which shapes and strides these have (96).
 # In the second forward, rank 0 tells the others which gradients to send together, and in which order (20 and 4). The next section says why.
 
 # %% [markdown]
@@ -518,14 +519,13 @@ show(chapter_04.buckets(second_backward), "When each bucket leaves.")
 # %% [markdown]
 # The first backward is DDP's rehearsal: one bucket with everything, sent at the end, while it notes in which order the gradients come,
 # from the last layer to the first. From the second on, the last layers' bucket leaves while the
-# first layers' gradients are still being computed. The picture shows that one.
+# first layers' gradients are still being computed. The picture shows this second backward.
 
 # %% [markdown]
 # ### By hand
 #
-# If that's all, you can do it yourself: broadcast rank 0's weights, then average the gradients with an `all_reduce`, whose
-# default is the **sum**, and a division. If the guide were right about synchronised weights, you could average those instead. `by_hand` can
-# do either.
+# If that's all that DDP does, you can do it yourself. Broadcast rank 0's weights. Then average the gradients: an `all_reduce`, which **sums** by
+# default, and a division. If the guide were right about synchronised weights, you could just as well average the weights. `by_hand` can do either.
 
 
 # %%
@@ -586,11 +586,11 @@ verdicts = {(True, False): "SGD", (False, True): "Adam", (True, True): "both"}
 weights_suffice.measured(verdicts.get(agrees, "neither"))
 
 # %% [markdown]
-# Averaged gradients give DDP's model with either optimiser. For SGD, averaging the weights works just as well, even with momentum and weight decay: its step is
-# linear in the gradients, so the mean of the ranks' steps is the step of their mean. Adam divides by a running mean of squares, which isn't linear.
+# Averaged gradients give DDP's model with either optimiser. For SGD, averaging the weights works just as well, even with momentum and weight decay: SGD's step is
+# linear in the gradients, so the mean of the ranks' steps is the step of the mean gradient. Adam divides by the root of a running mean of squared gradients, which isn't linear.
 
 # %% [markdown]
-# One more question before we look for mistakes, because you'll need to tell them from rounding.
+# One more question before we look for mistakes, because you'll need to tell a mistake from rounding.
 #
 # **Predict.** With two ranks, the averaged gradients gave exactly DDP's weights. What will three ranks give?
 
@@ -609,9 +609,7 @@ print("three ranks: averaged gradients, difference to DDP", format_difference(di
 with_three.measured("no" if difference > 1e-6 else "up to rounding" if difference else "exactly")
 
 # %% [markdown]
-# Two numbers have only one sum, and halving it is exact. Three numbers can be added in different orders, and a third is rounded. DDP
-# divides every gradient by three first and then adds whole buckets; `average` adds one parameter at a time and divides afterwards. The
-# results were equal bit for bit only because there were two ranks.
+# Two numbers have only one sum, and halving it is exact. Three numbers can be added in different orders, and dividing by three rounds. DDP divides every gradient by three first and then adds whole buckets; `average` adds one parameter at a time and divides afterwards. So the results above were equal bit for bit only because there were two ranks.
 
 # %% [markdown]
 # **Check yourself.** Why does DDP send buckets, while `average` sends one parameter after another?
@@ -693,7 +691,7 @@ def small_gpt(dtype):
 
 
 # %% [markdown]
-# The loop is the one you know, with AdamW, and with a limit on the norm of the gradient.
+# The loop is the one you know, with AdamW, and with a limit on the norm of the gradient (**clipping**).
 
 
 # %%
@@ -736,11 +734,10 @@ show(
 )
 
 # %% [markdown]
-# With one seed, both ranks draw the same 8 windows, and the average of two equal gradients is that gradient. **Two ranks learn, to the last
-# bit, what one learns from half of the data.** The ranks agree and the loss falls, so nothing looks wrong. The cure is `seed + rank`.
+# With one seed, both ranks draw the same 8 windows, and the average of two equal gradients is that gradient. **Two ranks learn, to the last bit, what one process learns from half of the data.** The ranks agree and the loss falls, so nothing looks wrong. The cure is `seed + rank`.
 
 # %% [markdown]
-# With two seeds, the ranks learn what one process learns from all 16 windows. But is the last bar still rounding? It's a larger difference than with SGD,
+# With two seeds, the ranks learn what one process learns from all 16 windows. But the last bar crosses the line. Is it still rounding? With Adam, rounding weighs more than with SGD,
 # because Adam divides small gradients by small numbers. Here's a test. In double precision, a difference that comes from rounding nearly
 # vanishes, but one that comes from a mistake stays.
 
@@ -751,8 +748,8 @@ difference = (two_double - single_double).abs().max().item()
 print("in double precision, 2 ranks to one process:", format_difference(difference))
 
 # %% [markdown]
-# It was rounding. Note that clipping comes after `backward`, when DDP has already averaged the gradients. So all ranks find the same norm,
-# and no message is needed.
+# It was rounding. Note that the loop clips after `backward`, when DDP has already averaged the gradients. So all ranks find the same norm, and
+# clipping needs no message.
 
 # %% [markdown]
 # ---
@@ -763,8 +760,8 @@ print("in double precision, 2 ranks to one process:", format_difference(differen
 # %% [markdown]
 # ## 5 · What belongs in a checkpoint?
 #
-# Long runs get interrupted. To make it worthwhile, we take a better network, a small convnet with batch normalisation and dropout, and SGD with
-# momentum. A checkpoint has to hold everything that the next step depends on.
+# Long runs get interrupted. To have more to lose, we take a better network, a small convnet with batch normalisation and dropout, and SGD with
+# momentum. The checkpoint has to hold everything that the next step depends on.
 
 
 # %% jupyter={"source_hidden": true}
@@ -789,7 +786,7 @@ def save_all(path, network, optimizer, step):
 
 
 # %% [markdown]
-# **One** rank writes, since all have the same parameters. (Each rank's batch normalisation keeps its own running statistics; in every forward, DDP
+# **One** rank writes, since all have the same parameters. (Each rank's batch normalisation updates its own running statistics, but at the start of every forward DDP
 # replaces them with rank 0's.) But each rank has its own random generator, for dropout, so rank 0 gathers their states first.
 
 # %% [markdown]
@@ -809,9 +806,9 @@ def load_all(saved):
 
 
 # %% [markdown]
-# And then they go on from where the file says. A `DataLoader` can't start in the middle of an epoch
+# Then the ranks go on from where the file says. A `DataLoader` can't start in the middle of an epoch
 # ([torchdata's](https://github.com/meta-pytorch/data/tree/main/torchdata/stateful_dataloader) can), so `batches_from` skips what has been
-# read already. Starting to iterate draws from the random generator, so its state is restored after that.
+# read already. A `DataLoader` draws from the random generator when an iteration starts, so the generator's state is restored after that.
 
 
 # %%
@@ -847,8 +844,8 @@ def train_on(path, steps, forget=None):
 
 
 # %% [markdown]
-# One run of 34 steps goes undisturbed; an epoch of the small set has 23. A second one stops after 30, in the middle of an epoch, and all its
-# processes end; new ones do the remaining 4.
+# One run of 34 steps goes undisturbed; an epoch of the small set has 23. A second run stops after 30, in the middle of an epoch, and all its
+# processes end. New processes do the remaining 4.
 
 # %% tags=["row-B5"]
 folder = tempfile.TemporaryDirectory()
@@ -895,20 +892,20 @@ for part in ("model", "optimizer", "position", "generators"):
 show(chapter_04.difference_bars(differences, "the complete one"), "What each missing part changes.")
 
 # %% [markdown]
-# None. *Position* means epoch and batch: without it, the run sees the same digits again. Without the *generators*, dropout leaves out different units.
+# None of them. *Position* means epoch and batch: without it, the run sees the same digits again. Without the *generators*, dropout leaves out different units.
 
 # %% [markdown]
 # **Check yourself.** Every rank calls `torch.save(..., "model.pt")`. What can go wrong?
 #
 # <details><summary>Answer</summary>
-# Two processes write one file at the same time, and it may hold a mixture. If each writes a file of its own, it's only waste: the weights are equal.
+# Several processes write one file at the same time, and it may end up as a mixture. If each writes a file of its own, that's only waste, because the weights are equal.
 # </details>
 
 # %% [markdown]
 # ## 6 · Fewer messages, and smaller ones
 #
-# If a batch doesn't fit into memory, take it in parts and add up their gradients (**gradient accumulation**). Only the last part has to talk; the
-# others go into `no_sync()`. Where exactly? Here are two ways to take a global batch of 128 in parts.
+# If a batch doesn't fit into memory, take it in parts and add up their gradients (**gradient accumulation**). Only the last part has to talk. For
+# the others there's DDP's `no_sync()`, which keeps a backward from sending. But what has to be inside it, only the backward or the forward as well? Here are two ways to take a global batch of 128 in parts.
 
 
 # %%
@@ -939,7 +936,7 @@ def accumulate(one_batch, count, steps=5):
 
 
 # %% [markdown]
-# **Predict.** How many times per step does DDP call `all_reduce`, with four parts and the forward outside?
+# **Predict.** How many times per step does DDP call `all_reduce`, with four parts and the forward outside `no_sync()`?
 
 # %%
 calls_outside = predict("all_reduce per step, four parts, forward outside", ...)
@@ -959,14 +956,14 @@ calls_outside.measured(int(cost["4 parts, forward_outside"][0]))
 # With the forward **outside**, `no_sync` does nothing at all: DDP decides during the forward whether the coming backward will talk ([its
 # docs warn of
 # that](https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html#torch.nn.parallel.DistributedDataParallel.no_sync)).
-# The model is right both ways, up to rounding, so only the trace gives it away. The other thing to remember is dividing by the number of
+# The model is right both ways, up to rounding, so only the trace gives the mistake away. The other thing to remember is dividing by the number of
 # parts.
 
 # %% [markdown]
 # ### bfloat16
 #
-# In **mixed precision**, `autocast` computes in bfloat16 where that's safe. Forward and loss go inside it, backward goes outside.
-# The numbers are half as long. Does `all_reduce` send half the bytes?
+# In **mixed precision**, `autocast` computes in bfloat16 where that's safe. Forward and loss go inside it, [backward goes outside](https://docs.pytorch.org/docs/stable/amp.html#torch.autocast).
+# A bfloat16 number is half as long as a float32. Does `all_reduce` send half the bytes?
 
 
 # %%
@@ -999,7 +996,7 @@ show(chapter_04.cost_bars(cost), "Calls and bytes per step.")
 
 # %% [markdown]
 # The weights, and so their gradients, stay float32: autocast alone sends as much as before. To halve the messages, you have to send the gradients themselves
-# as bfloat16, with a communication hook that comes with torch. That rounds them; the ranks stay equal all the same, since all receive
+# as bfloat16, with a communication hook that comes with torch. That rounds the gradients. But the ranks stay equal, since all of them receive
 # the same rounded sum.
 
 # %% [markdown]
@@ -1007,7 +1004,7 @@ show(chapter_04.cost_bars(cost), "Calls and bytes per step.")
 # with autocast. Why don't we?
 #
 # <details><summary>Answer</summary>
-# It belongs to float16, where small gradients underflow. bfloat16 has float32's range, with fewer digits.
+# A <code>GradScaler</code> belongs to float16, where small gradients underflow. bfloat16 has float32's range, with fewer digits.
 # </details>
 
 # %% [markdown]
@@ -1015,7 +1012,7 @@ show(chapter_04.cost_bars(cost), "Calls and bytes per step.")
 #
 # The training is right. Is it faster, too? We let the network of part 1 go forward and backward with a global
 # batch of 512, on one rank and on two, and count images per second. As a control, the ranks do the same work under `no_sync`, without
-# messages. That's what the *hardware* allows.
+# messages. The control shows what the *hardware* allows.
 
 
 # %%
@@ -1027,7 +1024,7 @@ def measure():
 
 # %% [markdown]
 # Both ways take turns, step by step, and the quickest of 20 steps counts, because a busy machine can only slow a step down. There are three
-# such rounds. Each gives a ratio, and the median counts. If you've got four free cores, set `ranks = 4`.
+# such rounds. Each gives a ratio, and the median counts. If you've got four free cores, set `ranks = 4` below.
 
 # %%
 ranks = 2
@@ -1044,18 +1041,18 @@ for name in ratios:
 show(chapter_04.speedups(ratios, ranks), "The control is what this machine allows.")
 
 # %% [markdown]
-# **Scaling efficiency** is the speed-up divided by the number of ranks. Compare DDP with its control, not with the ideal. (If DDP looks
-# faster than its control, you see the noise of a busy machine. Run the cell again.)
+# **Scaling efficiency** is the speed-up divided by the number of ranks. Compare DDP with its control, not with the ideal. Don't be surprised if DDP is no faster
+# than one rank here: this network computes so little in a step that talking can use up the whole gain. (If DDP looks faster than its control, you see the noise of a busy machine. Run the cell again.)
 
 # %% [markdown]
-# The control's distance from the ideal is the machine:
+# The control's distance from the ideal comes from the machine:
 # busy cores, shared memory. DDP's distance from the control is what talking costs: copying gradients into buckets, sending them, and
 # waiting. For a cluster, [chapter 06](06_what_communication_costs.ipynb) computes these costs.
 
 # %% [markdown]
 # ## 8 · One batch fewer
 #
-# Why did the sampler insist on equal shards? Suppose somebody deals out 65 digits without it: 33 for rank 0, 32 for rank 1, in batches of 16.
+# Why did the sampler insist on equal shards? Suppose somebody deals out 65 digits without a sampler: 33 for rank 0, 32 for rank 1, in batches of 16.
 
 # %%
 show(chapter_04.batches_by_rank([33, 32], 16), "Rank 0 has three batches and rank 1 has two.")
@@ -1082,9 +1079,9 @@ launch(one_batch_fewer, timeout=5, backend="gloo")  # on a GPU the wait is in a 
 # wrong, but the number of calls is.
 
 # %% [markdown]
-# Because of one digit, a job on a cluster stands still until a timeout ends it: after ten minutes with NCCL, after thirty with gloo
-# ([unless you say otherwise](https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.init_process_group)). There are two
-# cures. One is a `DistributedSampler`, with or without its own `drop_last=True`. The other is DDP's `Join`, which chapter 07 shows.
+# Because of one digit, a whole job can stand still until a timeout ends it: after ten minutes with NCCL, after thirty with gloo
+# ([unless you say otherwise](https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.init_process_group)). gloo only gives up sooner if rank 1's process ends, because that closes
+# their connection. There are two cures. One is a `DistributedSampler`, with or without its own `drop_last=True`. The other is DDP's `Join`, which chapter 07 shows.
 
 # %% [markdown]
 # The `drop_last` of a *`DataLoader`* is no cure; it only helps by chance. Two ranks with 33 and 32 digits get equally many batches, but
@@ -1099,7 +1096,7 @@ for count in (33, 32, 48, 47):
 # **Check yourself.** All ranks have the same number of batches, but rank 0 skips a batch whose loss is `nan`. What happens?
 #
 # <details><summary>Answer</summary>
-# The same: rank 0 makes one backward fewer, and the others wait at the end. Worse, from there on each of its gradients is averaged with the others' of the batch before. Decide together, with an
+# The same: rank 0 makes one backward fewer, and the others wait at the end. Worse, after the skipped batch each of rank 0's gradients is averaged with those that the others computed for the batch before. So decide together, with an
 # <code>all_reduce</code> of the flag.
 # </details>
 
@@ -1112,9 +1109,9 @@ for count in (33, 32, 48, 47):
 # %% [markdown]
 # ### Step 1: join
 #
-# A script doesn't know who starts it. `torchrun` sets chapter 02's variables. Slurm's `srun` calls them `SLURM_PROCID`,
-# `SLURM_LOCALID` and `SLURM_STEP_NUM_TASKS` (and leaves `MASTER_ADDR` and `MASTER_PORT` to your batch script). And `launch` has made
-# the group already.
+# A script doesn't know who starts it. `torchrun` sets the variables of chapter 02. Slurm's `srun` calls `RANK`, `LOCAL_RANK` and `WORLD_SIZE` [`SLURM_PROCID`,
+# `SLURM_LOCALID` and `SLURM_STEP_NUM_TASKS`](https://slurm.schedmd.com/srun.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES), and leaves `MASTER_ADDR` and `MASTER_PORT` to your batch script. And `launch` has made
+# the group before it calls your function.
 #
 # **Write** (5 minutes) `join`: make the group unless there is one, and return this rank's `torch.device`.
 
@@ -1164,7 +1161,7 @@ check(ddp_exercises.over_an_epoch(train_epoch), **ddp_exercises.EPOCH)
 # %% [markdown]
 # ### Step 3: stop and go on
 #
-# **Write** (8 minutes) `save` and `load`. One rank writes, with `torch.save`; a save that's killed leaves the old file as it was; and nobody goes on before the file is
+# **Write** (8 minutes) `save` and `load`. One rank writes, with `torch.save`. If it's killed while it writes, the old file stays as it was. And no rank goes on before the file is
 # there. `load` fills model and optimiser, and returns the epoch that was saved, or 0 without a file. `path` is a `Path`.
 
 
@@ -1192,8 +1189,8 @@ check(ddp_exercises.stopping(save, load), **ddp_exercises.STOPPING)
 # %% [markdown]
 # ### Put together
 #
-# [train_ddp.py](train_ddp.py) is our script: about 100 lines, with this chapter's network and sampler. Read it from `train` at its end upwards; your own data set is one line to change. Below, your
-# functions take the place of its own, `torchrun` starts the result in two ranks, and `launch` runs the original.
+# [train_ddp.py](train_ddp.py) is our script: about 100 lines, with this chapter's network and sampler. Begin at its end, with `train`, and read upwards. To use a data set of your own, change the line that imports `digits`. Below, your
+# functions take the place of the script's own. `torchrun` starts the result in two ranks, and `launch` runs the original.
 
 # %%
 with tempfile.TemporaryDirectory() as folder_of_script:
@@ -1215,8 +1212,8 @@ print(f"{same} of {tensors} tensors are the same, bit for bit")
 predict()
 
 # %% [markdown]
-# Two of these are easy to get wrong. Only one mistake of the four makes the ranks differ, so comparing ranks misses the other three. And with the forward outside
-# `no_sync`, DDP sends every part.
+# Two of these predictions are easy to get wrong. Only one mistake of the four makes the ranks differ, so comparing ranks misses the other three. And with the forward outside
+# `no_sync`, DDP sends the gradients of every part.
 
 # %% [markdown]
 # DDP broadcasts the weights once, averages gradients in `backward`, and copies rank 0's batch-normalisation buffers in `forward`. You do the rest: deal out the data, divide the batch, reduce the

@@ -17,7 +17,7 @@
 
 # %% [markdown]
 # Eight cells ask you to **write** a step, which real workers judge. The next step builds on our finished form, which appears once yours has passed. Five cells ask you to
-# **predict**: put your answer in place of the three dots. Saved outputs give answers away: *Edit*, *Clear Outputs of All Cells*.
+# **predict**: put your answer in place of the three dots. Saved outputs give answers away, so clear them first: menu *Edit*, *Clear Outputs of All Cells*.
 
 # %% jupyter={"source_hidden": true}
 import functools
@@ -120,13 +120,13 @@ different.measured(counts)
 pictures.draw_copies(states)
 
 # %% [markdown]
-# Each square says whose values a copy has. Nine differ: all random weights, the frozen ones among them, and the running mean. What batch norm starts at zero or one was equal anyway (=). In DDP
+# Each square says whose values a copy has. Nine differ: all random weights, the frozen ones among them, and the running mean. The tensors that batch norm starts at zero or one were equal anyway (=). In DDP
 # nothing differs: its constructor has sent rank 0's tensors to everybody.
 
 # %% [markdown]
 # ### Write it
 #
-# *About 4 minutes.* After `start`, everything that `forward` computes with is equal to rank 0's copy, on every rank. Change its tensors in place, because an
+# *About 4 minutes.* After `start`, everything that `forward` computes with is equal to rank 0's copy, on every rank. Change the network's tensors in place, because an
 # optimiser may hold them already, and send each tensor once.
 
 
@@ -156,7 +156,7 @@ outcome = check(starting(MyStart), **start_judged)
 outcome
 
 # %% [markdown]
-# Here are the copies that yours leaves on three ranks (ours, until it is written), and how often each tensor was sent:
+# Here are the copies that your `start` leaves on three ranks (until you have written it, ours), and how often each tensor was sent:
 
 # %%
 pictures.draw_start(MyStart, Equal)
@@ -173,7 +173,7 @@ show_when_passed(outcome, Equal)
 # ## 2 · Average
 #
 # All ranks now start with the same weights. If they also apply the same gradients, they stay equal. This is the training loop for the whole chapter: chapter 04's, with a call of
-# `finish` for our own wrappers. `plain` and `batch` are what it trains on:
+# `finish` for our own wrappers. `plain` makes the network that it trains, and `batch` the data:
 
 
 # %%
@@ -199,7 +199,7 @@ def train(wrap, network, steps=10):
 # %% [markdown]
 # ### Write it
 #
-# *About 4 minutes.* `finish` replaces the gradient of each parameter in `self.learning` by the mean over all ranks. One `all_reduce` for each parameter.
+# *About 4 minutes.* `finish` replaces the gradient of each parameter in `self.learning` by the mean over all ranks. Use one `all_reduce` for each parameter.
 
 
 # %%
@@ -225,7 +225,7 @@ outcome = check(trained(MyAverage), **average_judged)
 outcome
 
 # %% [markdown]
-# From here on, your step is drawn as well. Backward leaves 1 on rank 0, 4 on rank 1 and 10 on rank 2 in place of gradients, so each should *then have* their mean, 5. A message shows what it carries. *e1.b* is the
+# From here on, your step is drawn as well. In place of real gradients, backward leaves 1 on rank 0, 4 on rank 1 and 10 on rank 2. So in the rows *then has*, every gradient should be their mean, 5. A message shows what it carries. *e1.b* is the
 # bias of expert 1; *t* stands for the tied layers.
 
 # %%
@@ -254,7 +254,7 @@ from_pytorch.measured(apart(our_weights, ddp_weights))
 print("our two ranks differ by", apart([our_weights[0]], [our_weights[1]]))
 
 # %% [markdown]
-# **Bit for bit** the same: two lines do all that DDP does for the numbers. (Averaging the *weights* instead would give a different model with Adam, as chapter 04 has shown.) What
+# **Bit for bit** the same: two lines do everything that DDP does to the numbers. (Averaging the *weights* instead would give a different model with Adam, as chapter 04 has shown.) What
 # follows changes only *when* and *in what portions* gradients travel.
 
 # %% [markdown]
@@ -267,13 +267,13 @@ print("our two ranks differ by", apart([our_weights[0]], [our_weights[1]]))
 # %% [markdown]
 # ## 3 · One flat buffer
 #
-# `PerParameter` sends 18 messages per step. What does that cost? Loopback times would tell us about this laptop, so we **replay** a recording of eight ranks on ordinary Ethernet: 10
+# `PerParameter` sends 18 messages per step. What does that cost? Times taken between processes of one laptop would only tell us about this laptop. So we record eight ranks and **replay** the recording on a model of ordinary Ethernet: 10
 # Gbit/s, with a latency of 30 µs. Each rank has a **port**, through which its bytes enter and leave the network.
 
 # %% [markdown]
-# A rank needs 1 µs of backward for each kilobyte of gradient, 9 ms in all. It copies 5 GB per second. `clock` prints a second number, for *free copies*, which cost nothing.
+# In this model, a rank needs 1 µs of backward for each kilobyte of gradient, 9 ms in all. It copies 5 GB per second. `clock` also prints a second time, for *free copies*: the same step if copying cost nothing.
 #
-# `clock` records one real step. Hooks note how many gradients were there when each call began, so we don't assume what overlaps. The rates are our choice.
+# `clock` records one real step. Hooks note how many gradients were there when each call began, so we don't assume what overlaps. Only the rates are our choice.
 
 # %%
 took_ms = clock(PerParameter, copies=False)
@@ -283,8 +283,8 @@ draw(
 )
 
 # %% [markdown]
-# 29.1 ms, more than three times backward alone. It adds up: 8.98 of backward; 12.58 for the bytes, as a ring of eight passes 2 · 7/8 of them through each port; and 7.56 of
-# **latency**, for 18 rings of 14 messages at 30 µs each. Latency is what we can save first: pack all gradients into one message.
+# 29.1 ms is more than three times backward alone. It adds up from three parts. Backward takes 8.98. The bytes take 12.58, as a ring of eight passes 2 · 7/8 of them through each port. And 7.56 are
+# **latency**, for 18 rings of 14 messages at 30 µs each. Latency is what we can save first, by packing all gradients into one message.
 
 # %% [markdown]
 # ### Write it
@@ -324,7 +324,7 @@ took_ms = clock(Flat)
 draw(["PerParameter", "Flat"], "Flat sends without gaps, but its port waits for both copies.")
 
 # %% [markdown]
-# The latency of one ring instead of 18. But two copies appeared, of 1.8 ms each, during which nothing is sent.
+# Now we pay the latency of one ring instead of 18. But two copies have appeared, of 1.8 ms each, during which nothing is sent.
 
 # %% [markdown]
 # **Check yourself.** For which networks is `Flat` slower than `PerParameter`?
@@ -346,11 +346,11 @@ show_source(fill)
 # %% [markdown]
 # ### Write it
 #
-# *About 8 minutes.* `send` starts the `all_reduce` of one bucket and returns at once. `finish` sends all buckets and then collects them: it waits, and copies back.
+# *About 8 minutes.* `send` starts the `all_reduce` of one bucket and returns at once. `finish` sends all buckets and then collects them one by one: it waits for the bucket, and copies it back.
 
 # %% [markdown]
-# The check notes `g` when a gradient is there, `A` when an `all_reduce` begins, and `w` when you wait; every `w` at the very end is left out. Three buckets give `gggggggAAA`, where
-# waiting too early gives `gggggggAwAwA`. A `W` is a wait for a call that you have waited for before.
+# The check notes `g` when a gradient is there, `A` when an `all_reduce` begins, and `w` when you wait. (Each `w` at the very end is left out.) Three buckets should give `gggggggAAA`,
+# while waiting too early gives `gggggggAwAwA`. A `W` is a wait for a call that you have waited for before.
 
 
 # %%
@@ -403,8 +403,7 @@ draw(["Flat", "Buckets"], "Free copies: Flat has the latency of one ring.", rate
 draw(["Flat", "Buckets"], "Copies at 5 GB/s: with buckets, most go on while the port sends.")
 
 # %% [markdown]
-# The order **flips**. At 5 GB/s the buckets win, because most of their copies hide behind messages. With free copies they lose by three rings' latencies, 3 · 14 · 30 µs. So buckets alone
-# pay only where copies are slow. Their real use comes next: a bucket can leave *before backward is over*.
+# The order **flips**. At 5 GB/s the buckets win, because most of their copies hide behind messages. With free copies they lose by three rings' latencies, 3 · 14 · 30 µs. So by themselves, buckets only pay where copies are slow. Their real use comes next: a bucket can leave *before backward is over*.
 
 # %% [markdown]
 # Here is a good place for a break.
@@ -424,8 +423,8 @@ draw(["Flat", "Buckets"], "Copies at 5 GB/s: with buckets, most go on while the 
 # %% [markdown]
 # ### Write it
 #
-# *About 12 minutes.* When the last gradient of a bucket has come, the bucket leaves, from within backward. Never wait there: `finish`, after backward, collects. Buckets
-# of 2, 2 and 3 now give `ggAggAgggA`.
+# *About 12 minutes.* When the last gradient of a bucket has come, the bucket leaves, from within backward. Never wait in a hook: `finish` collects after backward. Buckets of
+# 2, 2 and 3 parameters should now give `ggAggAgggA`.
 
 
 # %%
@@ -479,10 +478,10 @@ draw(forms, "Overlapped begins to send while backward computes; the others begin
 
 # %% [markdown]
 # The first bucket leaves when a quarter of the gradients are there. From then on the port is the bottleneck: after 2.5 ms come 12.6 for the bytes, 1.7 of latency, and 0.5 to copy
-# the last bucket back. Overlap wins at *both* rates of copying, for this model and this network.
+# the last bucket back. Overlap wins at *both* rates of copying, at least for this model on this Ethernet.
 
 # %% [markdown]
-# How large should a bucket be? Here with 30 µs of latency, and with ten times as much. The picture begins on the left with *alone*: each gradient is a bucket of its own.
+# How large should a bucket be? We try five sizes, with 30 µs of latency and with ten times as much. The picture begins on the left with *alone*: each gradient is a bucket of its own.
 
 # %%
 sizes_mb = [1e-6, 1, 2, 4, 16]  # the first is less than any tensor has
@@ -498,8 +497,8 @@ for latency_us in (30, 300):
 pictures.draw_sizes(sizes_mb, step_ms)
 
 # %% [markdown]
-# 2 MB is best with 30 µs, and 4 MB with 300: with more latency, each message has to carry more. One bucket of 16 MB holds everything and is `Flat` again, to the digit. PyTorch's default is 25 MB,
-# with a first bucket of 1 MB so that something leaves early.
+# 2 MB is best with 30 µs, and 4 MB with 300: with more latency, each message has to carry more. One bucket of 16 MB holds everything and is `Flat` again, to the digit. PyTorch's default is 25 MB, but its first
+# bucket is closed at 1 MB, so something leaves early.
 
 # %% [markdown]
 # ### Can copies be free?
@@ -533,7 +532,7 @@ for as_view, to_none in ((False, True), (True, True), (True, False)):
 pictures.draw_memory(places)
 
 # %% [markdown]
-# Without the option autograd writes each gradient to memory of its own, where it stays: DDP copies it into a bucket, and the mean back. With it, each `.grad` *is* a part of its bucket after backward. So the mean isn't copied back, and no memory is needed for a second copy of all gradients.
+# Without the option autograd writes each gradient to memory of its own, where it stays: DDP copies it into a bucket, and the mean back. With the option, each `.grad` *is* a part of its bucket after backward. So the mean isn't copied back, and no memory is needed for a second copy of all gradients.
 
 # %% [markdown]
 # But `zero_grad()` drops these parts. In the next step autograd writes to new memory again, and DDP copies each gradient *into* the bucket. Only `set_to_none=False` keeps the parts: then autograd writes where the
@@ -543,19 +542,19 @@ pictures.draw_memory(places)
 # **Check yourself.** The last layer of a language model holds half of all weights. What does that mean for overlap?
 #
 # <details><summary>Answer</summary>
-# It is the first bucket, as parameters are not split. Its message starts early, with all of the remaining backward to hide behind. Were it the first layer, it would leave last, with nothing
+# That layer is the first bucket, as parameters are not split. Its message starts early, with all of the remaining backward to hide behind. If it were the first layer instead, its message would leave last, with nothing
 # to hide behind.
 # </details>
 
 # %% [markdown]
 # ## 6 · When the ranks disagree
 #
-# Nothing has asked yet what happens when gradients arrive in **a different order** on one of the ranks. Autograd goes back
+# So far we haven't asked what happens when gradients arrive in **a different order** on one of the ranks. Autograd goes back
 # through what forward computed last, so the order is up to forward.
 
 # %% [markdown]
 # `TwoExperts` takes a path: `(0, 1)` uses expert 0 first, `(1, 0)` expert 1, and `(0,)` leaves
-# expert 1 out. `fate`, below, runs a few backward passes and compares each rank's gradients with the mean of what the ranks have alone.
+# expert 1 out. `fate`, below, runs a few backward passes and compares each rank's gradients with the mean of what the ranks get on their own, without a wrapper.
 
 # %% [markdown]
 # **Predict.** Rank 0 takes `(0, 1)`, rank 1 takes `(1, 0)`. The two experts are equally large, and each is a bucket. What becomes of `Overlapped`: `"right"`, `"wrong sums"`, `"crash"` or `"hang"`?
@@ -613,10 +612,10 @@ print("Overlapped, in one order:", fate(overlapped, [(0, 1), (0, 1)]))
 pictures.draw_step(Overlapped, paths=[(0, 1), (1, 0)], limit_bytes=100)
 
 # %% [markdown]
-# No hang, no crash, no error: averages of one expert's gradients with the other's. Gloo pairs the *n*-th call of one rank with the *n*-th of the other, and both carry 144 bytes. PyTorch gets it right.
+# No hang, no crash, no error: just averages of one expert's gradients with the other's. Gloo pairs the *n*-th call of one rank with the *n*-th of the other, and since both carry 144 bytes, nothing shows. PyTorch's DDP gets it right.
 
 # %% [markdown]
-# Now expert 1 is not used on rank 1, as happens when no token chooses it. This cell fails on purpose, after three seconds. Which rank waits, and in which line?
+# Now expert 1 is not used on rank 1. That happens in a mixture of experts when no token is sent to one of them. The next cell fails on purpose, after three seconds. Which rank waits, and in which line?
 
 # %% tags=["raises-exception"]
 try:  # as above, it ends as gloo does
@@ -630,7 +629,7 @@ except WorkerTimeout as hang:
 #
 # ### And PyTorch's?
 #
-# The same two paths, once and in a loop:
+# Here are the same two paths with PyTorch's DDP, for one backward and for three:
 
 # %%
 print("one backward:", fate(pytorch, [(0, 1), (0,)], steps=1))
@@ -639,12 +638,12 @@ sentences = " ".join(error_text.split()).replace("e.g. ", "").split(". ")
 print("three backwards:", *sentences, sep="\n    ")
 
 # %% [markdown]
-# The error begins with **Expected to have finished reduction in the prior iteration**. Read it from the end. *Rank 1* says it, at its *second* forward: in the first backward the parameters
-# with these indices got no gradient, so a bucket never left. Without a second forward nobody notices, and rank 0 hangs, as with ours.
+# The error begins with **Expected to have finished reduction in the prior iteration**. Read it from the end: on rank 1, the parameters with these two indices got no gradient. So in the first backward a bucket never left, and *rank 1* says so at its *second* forward. Without
+# a second forward nobody notices, and rank 0 hangs, as with our own wrapper.
 
 # %% [markdown]
 # Which parameters are they? At the debug levels `INFO` and `DETAIL` the error names them. In a script you set `TORCH_DISTRIBUTED_DEBUG=DETAIL` in the environment; `launch` has
-# imported torch already, so here the worker says it.
+# imported torch already, so here the worker sets the level itself.
 
 
 # %%
@@ -670,7 +669,7 @@ for options in ({}, {"find_unused_parameters": True}, {"static_graph": True}):
 # %% [markdown]
 # `find_unused_parameters` is right in both cases, but its walk costs time in each step. `static_graph` [never
 # walks](https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/reducer.cpp): it notes in the first backward which gradients came, and refuses a graph that changes.
-# If no parameter ever rests, you need neither. If one always does, freeze it or take it out of the model.
+# If no parameter ever rests, you need neither option. If one always rests, freeze it or take it out of the model.
 
 # %% [markdown]
 # ### Write it
@@ -715,13 +714,13 @@ show_when_passed(outcome, InOrder)
 took_ms = clock(InOrder)
 
 # %% [markdown]
-# Right, and not a microsecond slower. (An expert that *no* rank used gets a gradient of zeros here, where PyTorch leaves `None`. An optimiser with weight decay would move it. The lab repairs that.)
+# The gradients are right, and the step is not a microsecond slower. (An expert that *no* rank used gets a gradient of zeros here, where PyTorch leaves `None`. So an optimiser with weight decay would still move its weights. The lab repairs that.)
 
 # %% [markdown]
 # **Check yourself.** Rank 1 does not use the *last* layer of a deep network. What does that cost?
 #
 # <details><summary>Answer</summary>
-# The overlap: that bucket is the first in the order, so on rank 1 all others wait behind it until backward is over, and rank 0 waits for rank 1.
+# The overlap: that bucket is the first in the order, so on rank 1 all the others wait behind it until backward is over, and rank 0 has to wait for rank 1.
 # </details>
 
 # %% [markdown]
@@ -730,7 +729,7 @@ took_ms = clock(InOrder)
 # Language models often **tie** the embedding, their first layer, and the head, their last one. The head's gradient is computed first of all.
 
 # %% [markdown]
-# The course's `SmallGPT` does so. Without the tie, a model of one block has 17 parameters, and none of the other 16 gradients is complete before the head's. With it the head *is* the
+# The course's `SmallGPT` ties them. Without the tie, a model of one block has 17 parameters, and none of the other 16 gradients is complete before the head's. With it the head *is* the
 # embedding, so there are 16. How many of the other 15 gradients are complete before the shared weight's?
 
 # %%
@@ -757,7 +756,7 @@ for name, tied in {"not tied": False, "tied": True}.items():
 pictures.draw_arrivals(came)
 
 # %% [markdown]
-# All of them: it comes last. The hook is called once, when both uses have been added up, and the embedding's use is the last that backward reaches. So nothing has to be repaired, but the tied weight leaves when backward is over, and its message has nothing to hide behind.
+# All of them: the shared weight's gradient comes last. Its hook is called once, when both uses have been added up, and the embedding's use is the last that backward reaches. So nothing has to be repaired, but the tied weight leaves when backward is over, and its message has nothing to hide behind.
 
 # %% [markdown]
 # ## 7 · Not a word
@@ -785,13 +784,13 @@ sent = launch(lambda: what_it_sends(DistributedDataParallel(awkward().to(my_devi
 pictures.draw_sent(sent)
 
 # %% [markdown]
-# The **first** part of a step sends the buffers, although it's within `no_sync`. The last part, which averages the gradients, doesn't. PyTorch's rule, while one only trains: a
-# forward takes over rank 0's buffers if it is the first of all, or if the one before it was outside `no_sync`. So buffers travel once, as a step begins.
+# The **first** part of a step sends the buffers, although it's within `no_sync`. The last part, which averages the gradients, doesn't. As long as you only train, PyTorch's rule is this: a
+# forward takes over rank 0's buffers if it is the first of all, or if the forward before it was outside `no_sync`. So buffers travel once, as a step begins.
 
 # %% [markdown]
 # ### Write it
 #
-# *About 9 minutes.* `forward` takes over rank 0's buffers by PyTorch's rule. Within `no_sync` no gradients are sent, they add up; `finish` is called there as well. After `no_sync`,
+# *About 9 minutes.* `forward` takes over rank 0's buffers by PyTorch's rule. Within `no_sync` no gradients are sent. They only add up, although the loop calls `finish` there as well. After `no_sync`,
 # even after an error in it, the wrapper talks again.
 
 
@@ -833,11 +832,11 @@ show_when_passed(outcome, Silent)
 # %% [markdown]
 # ## 8 · Nobody calls finish
 #
-# One difference from PyTorch is left: your loop calls `finish`. A loop written for DDP doesn't, and `loss.backward()` returns with averages all the same. Somebody has to wait *inside* backward, but after its last gradient.
+# One difference from PyTorch is left: your loop calls `finish`. A loop written for DDP doesn't, and yet `loss.backward()` returns with averages. So something has to wait *inside* backward, but after its last gradient.
 
 # %% [markdown]
 # Autograd's engine has a queue of callbacks for that. It calls them when the pass that is running is over, before `backward()` returns. `after_backward(callback)` puts one there; PyTorch's own name for it is
-# `Variable._execution_engine.queue_callback`, which is private, so the course keeps it in one place. Anybody may ask during backward, from a hook, and at no other time:
+# `Variable._execution_engine.queue_callback`, which is private, so the course keeps it in one place. You may ask for a callback only during backward, which means from a hook:
 
 
 # %%
@@ -901,7 +900,7 @@ show_when_passed(outcome, Unaided)
 # %% [markdown]
 # ## 9 · The whole of it
 #
-# All eight steps lie in `Unaided` and the classes that it's built on:
+# All eight steps are in `Unaided` and the classes that it's built on:
 #
 # | lines | what asked for them |
 # | --- | --- |
@@ -914,7 +913,7 @@ show_when_passed(outcome, Unaided)
 # | `after_backward` | a loop that calls nothing but `backward()` (8) |
 
 # %% [markdown]
-# Now the examination, against PyTorch's DDP with buckets of the same size: 10 steps of both networks on two ranks, and 3 on four. Both run in the same loop, chapter 04's, which knows nothing of our wrapper.
+# Now the final test, against PyTorch's DDP with buckets of the same size: 10 steps of both networks on two ranks, and 3 on four. Both run in the same loop, chapter 04's, which knows nothing of our wrapper.
 
 
 # %%
@@ -950,13 +949,13 @@ drifted = apart(launch(train_as_is, Silent, plain), of_ddp[plain, 2])
 print(f"step 7 in the same loop, as a control: about {drifted:.2f}")
 
 # %% [markdown]
-# On two ranks the same to the last bit, running means, tied and frozen weights included. With four, a sum depends on the order of its terms, and so on where the buckets are cut:
+# On two ranks both models are the same to the last bit, running means, tied and frozen weights included. With four, a sum depends on the order of its terms, and so on where the buckets are cut:
 # PyTorch's first step has one bucket, until it has seen in which order gradients come.
 #
 # The control never calls `finish`: nobody waits, as `launch` says.
 
 # %% [markdown]
-# In these trainings each step has one part. So now each step has three parts, two of them within `no_sync`:
+# In these trainings each step had only one part. Now each step gets three, two of them within `no_sync`:
 
 
 # %%
@@ -980,7 +979,7 @@ away = apart(*(launch(train_in_parts, ddp) for ddp in (Unaided, PyTorchs)))
 print("awkward, 3 steps in 3 parts:", "exactly 0" if away == 0 else f"about {away:.0e}")
 
 # %% [markdown]
-# The same again, running means included, though the later parts of a step change them on each rank in its own way.
+# Again they are the same, running means included, though the later parts of a step change them on each rank in its own way.
 #
 # Finally, we train as people train language models: the small GPT with its tied weight, AdamW, gradients of two small batches that add up, and a limit on their norm.
 
@@ -1016,8 +1015,8 @@ print(f"ours after 9, as a control: about {one_less:.0e}")
 # **Check yourself.** You freeze a layer *after* wrapping it in `Unaided`. What happens?
 #
 # <details><summary>Answer</summary>
-# Its gradient never comes, so its bucket and all behind it leave at the end of backward: the overlap is lost. Worse, it gets a gradient of zeros, and an optimiser with weight decay would move it.
-# Freeze first, then wrap; that is also PyTorch's rule.
+# The layer's gradient never comes, so its bucket and all behind it leave at the end of backward: the overlap is lost. Worse, the layer gets a gradient of zeros, and an optimiser with weight decay would still move it.
+# So freeze first, then wrap. For PyTorch's DDP, too, <a href="https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html">parameters mustn't change after wrapping</a>.
 # </details>
 
 # %% [markdown]

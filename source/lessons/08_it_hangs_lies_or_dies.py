@@ -15,7 +15,7 @@
 # **Next:** [09 · Many machines](09_many_machines.ipynb).
 # **Lab:** [08 · It hangs, lies or dies](../exercises/08_it_hangs_lies_or_dies.ipynb).
 #
-# Five cells ask you to **predict**, two to **write** a function. Real ranks then say what is right.
+# Five cells ask you to **predict**, two to **write** a function. Real ranks then show what is right.
 
 # %% jupyter={"source_hidden": true}
 import faulthandler
@@ -60,14 +60,14 @@ from course_utils import (
 )
 
 # %% [markdown]
-# Every failure has one of three symptoms. It **hangs**: nothing moves, nobody complains. It **lies**: it ends, and the numbers are wrong. It **dies**: a rank raises an error, or is
-# gone. The symptom decides what to ask first. It does not tell the cause, as part 5 will show.
+# Every failure has one of three symptoms. It **hangs**: nothing moves, nobody complains. It **lies**: it ends, but the numbers are wrong. It **dies**: a rank raises an error, or its process is
+# gone. The symptom decides what to ask first. But it does not tell you the cause, as part 5 will show.
 
 # %% [markdown]
 # ## 1 · It hangs
 #
 # Three ranks take five steps. The "gradient" of step *k* is *k*, so the average over ranks must be *k* too. On rank 1 the batch of step 2 is broken,
-# and a careful programmer has written: skip it.
+# and a careful programmer has written: skip it. In which step will the other ranks hang?
 
 
 # %%
@@ -98,25 +98,25 @@ except WorkerTimeout as error:
     raise
 
 # %% [markdown]
-# Start at the bottom of the report. *Ranks 0 and 2 waited for rank 1, which never arrived*: **who**. *In line 10, 5 times, 4 times*: **where**, and that the counts differ. *Collective #5*: **which** call. *Its
-# function has returned*: rank 1 is not stuck, it is done. The picture puts each rank's calls in order.
+# Start at the bottom of the report. *Ranks 0 and 2 waited for rank 1, which never arrived*: that's **who**. *In line 10, 5 times, 4 times*: that's **where**, and the counts differ. *Collective #5*: that's **which** call. *Its
+# function has returned*: rank 1 is not stuck, but done. The picture puts each rank's calls in order.
 
 # %%
 hangs_in.measured(hang.output[0].count("step"))
 pictures.draw_calls(hang)
 
 # %% [markdown]
-# It hangs two steps after the mistake, because gloo counts calls, not steps. Look at what the ranks printed: `step 2: average 2.33` where 2 is right, and on rank 1 the same number under the name of step 3. **It lied twice before
-# it hung.**
+# The job hangs two steps after the mistake, because gloo pairs the ranks' calls by their number and knows nothing of steps. Look at what the ranks printed: `step 2: average 2.33` where 2 is right, and on rank 1 the same number as step 3. The next
+# step is wrong, too. **The job lied twice before it hung.**
 
 # %%
 pictures.draw_averages(hang)
 
 # %% [markdown]
-# The report says where the ranks ran out of partners, and the counts say who called less often; the mistake is somewhere before.
+# The report says where the ranks ran out of partners, and the counts say who called less often. The mistake itself was made somewhere before that.
 
 # %% [markdown]
-# The cure: all skip, or none. A decision that changes what ranks call is a decision of all ranks, so it takes a collective.
+# The cure: either all ranks skip the step, or none does. A decision that changes what ranks call has to be made by all of them, so it takes a collective.
 
 
 # %%
@@ -182,8 +182,8 @@ print(error.parts[-1])
 plot_calls(error)
 
 # %% [markdown]
-# **Both** ranks wait, each in a different call. DDP's forward sends rank 0's buffers, here of the batch norm, to everyone. Rank 1 makes no such call for an evaluation, so it answers with its next
-# training step. The picture has the last five calls; in #8, just before, they part.
+# **Both** ranks wait, each in a different call. DDP's forward sends rank 0's buffers, here of the batch norm, to everyone. Rank 1 doesn't evaluate, so what answers rank 0's evaluation is rank 1's next training
+# step. The picture shows the last five calls. The ranks part in #8, just before these.
 
 # %% [markdown]
 # `uneven` has three batches on rank 0 and two on rank 1, as in chapters 04 and 07.
@@ -202,7 +202,7 @@ print(error.parts[-1])
 plot_calls(error)
 
 # %% [markdown]
-# Rank 1 has done all its work. Now the cures: `model.module` is the network without the wrapper, and sends nothing. `Join` lets rank 1 answer until all are done; chapter 07 says what it divides by.
+# Here rank 1 has simply done all its work. Now the cures: `model.module` is the network without DDP's wrapper, so it sends nothing. `Join` lets rank 1 answer the others until all are done. (Chapter 07 says what it divides by.)
 
 # %%
 for task in (evaluate_on_one, uneven):
@@ -213,14 +213,14 @@ for task in (evaluate_on_one, uneven):
 # **Check yourself.** The model has no buffers. Does `evaluate_on_one` hang?
 #
 # <details><summary>Answer</summary>
-# No, but by luck. Without buffers an evaluation sends one thing only: after the first backward pass, DDP's forward agrees once on its new buckets (under <code>torch.no_grad()</code>, not even that). Rank 0 waits for that in its first evaluation, and rank 1's second training step answers. A training of a single step would hang, and any training hangs once somebody adds a batch norm.
+# No, but only by luck. Without buffers an evaluation sends one thing only: in the first forward after a backward pass, DDP's ranks agree once on its new buckets (under <code>torch.no_grad()</code>, not even that). Rank 0 waits for this agreement in its first evaluation, and rank 1's second training step answers. A training of a single step would hang, and any training hangs once somebody adds a batch norm.
 # </details>
 
 # %% [markdown]
 # ### Call the roll
 #
-# A collective that waits for an absent rank can't say whom it waits for. The **store** can, the notice board by which the ranks met: a rank that never comes leaves no note there. So
-# before each epoch, let everybody sign in and then look for the others.
+# A collective that waits for an absent rank can't say whom it waits for. But there's the **store**, the notice board where the ranks found each other: a rank that never comes leaves no note there. So
+# before each epoch, let every rank sign in and then look for the others.
 
 # %% [markdown]
 # **Write** (10 minutes). Every rank calls the function with the same `name`, which is new each time. It returns the ranks that haven't called within `patience_s` seconds in all, as a sorted list.
@@ -279,7 +279,7 @@ check(in_a_roll_call(who_is_missing_done), **chapter_08.ROLL_CALL)
 pictures.draw_roll_call(who_is_missing_done)
 
 # %% [markdown]
-# A roll call knows who is absent and not why. It knows it after a patience of your choice. A collective waits for the group's timeout instead, which is [thirty minutes with gloo](https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.init_process_group).
+# A roll call tells you who is absent, but not why. You choose how long it waits. A collective waits for the group's timeout instead, which is [thirty minutes with gloo](https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.init_process_group).
 
 # %% [markdown]
 # **Check yourself.** Why not gather the names with a collective instead?
@@ -291,7 +291,7 @@ pictures.draw_roll_call(who_is_missing_done)
 # %% [markdown]
 # ## 3 · Slow, or hung?
 #
-# Before you debug a hang, make sure that it is one. In `slow`, rank 2 needs 0.2 s for its part of each step, and once a whole second. In `hung`, its disk stops answering at step 3: it sleeps. To the others both look alike: they sit in
+# Before you debug a hang, make sure that it is one. In `slow`, rank 2 needs 0.2 s for its part of each step, and once a whole second. In `hung`, its disk stops answering at step 3, so it sleeps on. To the others both cases look alike: they sit in
 # `all_reduce`.
 
 
@@ -310,21 +310,21 @@ for name, naps_s in {"slow": {2: 1.0}, "hung": {3: 600.0}}.items():
     print(f"{name}: {errors[name].parts[-1]}")
 
 # %% [markdown]
-# The report looks at the silence at the end. In `slow` it was shorter than an earlier one that *did* end, so perhaps nothing hangs. In `hung` nobody had ever been silent for so long. You can do the
+# The report looks at the silence at the end. In `slow` this silence was shorter than an earlier one that *did* end, so perhaps nothing hangs. In `hung` there was no earlier silence as long. You can do the
 # same by eye: with `trace=True`, the error carries the recording. Look for the rank that waits least.
 
 # %% tags=["row-D9"]
 pictures.draw_waits(errors)
 
 # %% [markdown]
-# Rank 2, both times. Chapter 03 found the rule, **the straggler is the rank that waits least**, and it holds for a rank that has stopped for good. So there is one question for both: who is *not* waiting? Then look at
+# It's rank 2, both times. Chapter 03 found the rule: **the straggler is the rank that waits least**. The rule also holds for a rank that has stopped for good. So there is one question for both cases: who is *not* waiting? Then look at
 # that rank, not at those who complain.
 
 # %% [markdown]
 # **Check yourself.** A job reports 98 % of its time in `all_reduce` on rank 0. Is the network slow?
 #
 # <details><summary>Answer</summary>
-# You cannot know from rank 0. If some rank waits far less than the others, look there. If all wait alike, look at the network.
+# You can't tell from rank 0 alone. If some rank waits far less than the others, look there. If all wait alike, look at the network.
 # </details>
 
 # %% [markdown]
@@ -354,14 +354,13 @@ print("both ranks:", *results)
 rank_0_gets.measured(results[0])
 
 # %% [markdown]
-# No hang, no error, and both ranks **agree** on 90.5, so comparing ranks would find nothing. Gloo adds the *n*-th call of one rank to the *n*-th of the other. What it cannot see, a recording
-# can:
+# No hang, no error, and both ranks **agree** on 90.5, so comparing ranks would find nothing. Gloo adds the *n*-th call of one rank to the *n*-th of the other. Gloo cannot see the mistake, but a recording can show it:
 
 # %%
 plot_calls(results.trace)
 
 # %% [markdown]
-# The same kind, the same shape, but from **different lines**. That alone is no mistake; here it is the only trace. The cure leaves no order to get wrong: one call.
+# The same kind, the same shape, but from **different lines**. Different lines alone are no mistake, but here they are its only trace. The cure is a single call, which leaves no order to get wrong.
 
 
 # %%
@@ -391,8 +390,8 @@ without_gaps = launch(sum_view, torch.Tensor.contiguous, backend="gloo")[0]
 pictures.draw_view({"with gaps": with_gaps, "without gaps": without_gaps})
 
 # %% [markdown]
-# Chapter 03 looked into it: gloo adds up four neighbours in memory, gaps included. `launch` looks at what is handed in, so it warns. Gloo doesn't look, and no rank knows. What finds such lies anywhere is an **oracle**: one process that computes the same.
-# Here both ranks bring the same numbers, so two must get twice what one gets:
+# Chapter 03 looked into it: gloo adds up four neighbours in memory, gaps included. `launch` looks at what is handed in, so it can warn you. Gloo doesn't look, so without `launch` nobody would know. What finds such lies anywhere is an **oracle**: one process that computes the same.
+# Here both ranks bring the same numbers, so two ranks must get twice what one gets:
 
 # %%
 alone = launch(add_metrics, world_size=1, backend="gloo")[0]
@@ -401,13 +400,13 @@ two_ranks = {"add_metrics": results[0], "sum_view": with_gaps[1]}
 pictures.draw_oracle({"add_metrics": alone, "sum_view": view}, two_ranks)
 
 # %% [markdown]
-# Chapters 05 and 07 used such an oracle, too. Keep a tiny case of your training, of two ranks and three steps, that is compared with one process whenever the code changes. It finds what a tiny case can show, and not what needs a broken batch, sixty ranks or a GPU.
+# Chapters 05 and 07 used such an oracle, too. Keep a tiny case of your training, of two ranks and three steps, that is compared with one process whenever the code changes. It finds what a tiny case can show, but not what only shows with a broken batch, sixty ranks or a GPU.
 
 # %% [markdown]
 # **Check yourself.** Would it have helped to compare the gradients of all ranks after each step?
 #
 # <details><summary>Answer</summary>
-# Not in this part: the ranks agree on the same wrong numbers. In part 1 it would have, since rank 1 had 2.33 in step 3 where the others had 3.33. And it helps against replicas that part, such as by different seeds.
+# Not in this part: the ranks agree on the same wrong numbers. In part 1 it would have, since rank 1 had 2.33 in step 3 where the others had 3.33. Such a comparison also finds replicas that drift apart, for example because of different seeds.
 # </details>
 
 # %% [markdown]
@@ -440,7 +439,7 @@ print("broadcast:", *sent)
 sum_3_4.measured(symptom)
 
 # %% [markdown]
-# In the first case rank 1 hangs, while rank 0 got a sum and went on: one call, two symptoms. In the second, rank 1's three ones arrive in rank 0's four places, and the last keeps what it had. The third case is meant to fail:
+# In the first case rank 1 hangs, while rank 0 got a sum and went on: one call, two symptoms. In the second case, the broadcast, rank 1's three ones arrive in rank 0's four places, and the last keeps what it had. The third case is meant to fail:
 
 # %% tags=["raises-exception"]
 try:
@@ -450,8 +449,8 @@ except WorkerError as error:
     raise
 
 # %% [markdown]
-# First come gloo's own last words, from rank 0: it expected fewer bytes than arrived. Then the report. *Died of SIGABRT*: compiled code gave up; that is no exception, so no `try` in the rank can
-# catch it. Then what differs, *rank by rank*: 4 and 6 numbers. Here are all three cases:
+# First come gloo's own last words, from rank 0: it expected fewer bytes than arrived. Then the report. *Died of SIGABRT*: compiled code gave up. That is no exception, so no `try` in the rank can
+# catch it. The report goes on to say, rank by rank, what differs: 4 and 6 numbers. Here are all three cases:
 
 # %%
 pictures.draw_symptoms(of_3_4, sent, death)
@@ -461,7 +460,7 @@ pictures.draw_symptoms(of_3_4, sent, death)
 
 # %% [markdown]
 # `all_reduce` cuts its tensor into pieces for several messages, so the sizes decide what happens. With 3 and 4 numbers, rank 1 waited for a message that never came.
-# Where shapes may differ, agree on them first: pad to the largest, whose size is one `all_reduce` with `MAX`.
+# Where shapes may differ, agree on them first: pad each tensor to the largest size, which one `all_reduce` with `MAX` finds.
 
 
 # %%
@@ -482,7 +481,7 @@ for sizes in ((3, 4), (4, 6)):
 # **Check yourself.** With NCCL on GPUs, do you expect the same three symptoms?
 #
 # <details><summary>Answer</summary>
-# Don't count on it. Here the sizes decided what happens, by the way in which gloo cuts and counts bytes, and a different backend has its own way. So look for the first call that differs, not at the symptom.
+# Don't count on it. Here the sizes decided what happens, by the way in which gloo cuts tensors and counts bytes. A different backend has its own way. So look for the first call that differs, and don't trust the symptom.
 # </details>
 
 # %% [markdown]
@@ -501,7 +500,7 @@ for rank in range(4):
         print("   ", textwrap.shorten(line, 90, placeholder=" ..."))
 
 # %% [markdown]
-# An exit code below zero is the number of a signal. `-15` is SIGTERM, by which `torchrun` ends all the others as soon as it has seen one rank fail. In this job it called **rank 3** the root cause.
+# An exit code below zero is the number of a signal. `-15` is SIGTERM, with which `torchrun` ends all the other ranks as soon as it has seen one fail. In this job it called **rank 3** the root cause.
 
 # %%
 first = predict("the rank to look at first", ..., choices=(0, 1, 2, 3))
@@ -510,7 +509,7 @@ first = predict("the rank to look at first", ..., choices=(0, 1, 2, 3))
 first.measured(chapter_08.CULPRIT)
 
 # %% [markdown]
-# Rank 2. *Connection closed by peer* is an **echo**: it only says that somebody else is gone, as *Timed out waiting* only says that nobody came. Leave out the echoes, and read what is left: an `IndexError`. Its exit code says nothing: `torchrun` ended rank 2, too, before rank 2 had come to its own end.
+# Rank 2. *Connection closed by peer* is an **echo**: it only says that somebody else is gone, as *Timed out waiting* only says that nobody came. Leave out the echoes, and read what is left: an `IndexError`. Rank 2's exit code says nothing, because `torchrun` ended this process before it could exit by itself.
 
 # %% [markdown]
 # But sometimes nothing is left. Here are two more jobs of the same script. In one of them rank 2 was killed, as if memory had run out; in the other its disk didn't answer any more.
@@ -573,7 +572,7 @@ check(suspects_done, **chapter_08.SUSPECTS)
 pictures.draw_suspects(suspects_done)
 
 # %% [markdown]
-# If nothing remains but echoes, look for the rank whose log just stops. It may have been killed, or it may sleep: ask for its exit code, its stack and the system's log, and suspect the network last.
+# If nothing remains but echoes, look for the rank whose log just stops. That rank may have been killed, or it may sleep. So ask for its exit code, its stack and the system's log. Suspect the network last.
 
 # %% [markdown]
 # ### Why the clock misleads
@@ -609,7 +608,7 @@ pictures.draw_deaths(death_of(train_and_clean_up))
 #
 # ### Out of memory
 #
-# Rank 1 gets a smaller machine: `setrlimit` grants it 512 MiB more than it has. The layer's output takes 256 KiB for each sample of the batch.
+# Rank 1 gets a smaller machine: `setrlimit` grants it 512 MiB more than it has. A layer's output (zeros, here) takes 256 KiB for each sample of the batch.
 
 
 # %%
@@ -632,10 +631,10 @@ print(death, "\n\nwith a batch of 1024:", death_of(forward, 1024) or "done")
 pictures.draw_memory({4096: 4096 * 2**18, 1024: 1024 * 2**18}, death, 512 * 2**20)
 
 # %% [markdown]
-# A refused allocation is an ordinary exception, with line and number of bytes: 1 GiB. Smaller batches mend it, as the run with 1024 proves; chapter 04's accumulation keeps the gradient.
+# A refused allocation is an ordinary exception, with line and number of bytes: 1 GiB. A smaller batch mends it, as the run with 1024 proves. With chapter 04's gradient accumulation, the gradient stays that of the large batch.
 
 # %% [markdown]
-# There is a second way to run out: no limit is set, the whole machine is full, and the system ends a process of its choice with `SIGKILL`. We do not fill your machine, we only send the signal.
+# There is a second way to run out: no limit is set, the whole machine is full, and [the system ends a process of its choice](https://docs.kernel.org/admin-guide/mm/concepts.html#oom-killer) with `SIGKILL`. We do not fill your machine, but only send the signal.
 
 
 # %%
@@ -659,14 +658,13 @@ print(death_of(killed_by_the_system))
 # **Check yourself.** A job dies at random steps, each time on a different rank, always with `SIGKILL`. Name two suspects and how to tell them apart.
 #
 # <details><summary>Answer</summary>
-# Memory that grows, whose figure you report in each step; and somebody who stops jobs, such as a scheduler with a time or memory limit, whose log says so.
+# One is memory that grows: let each rank report its memory in each step. The other is something that stops jobs, such as a scheduler with a time or memory limit: its log says so.
 # </details>
 
 # %% [markdown]
 # ## 7 · Your cluster has no `launch`
 #
-# On a cluster there is `torchrun`, a folder of logs, and you. The training of this part knows nothing of this course. It is started on purpose with
-# six failures, and each time we ask the tools that PyTorch has. These functions go wrong; rank 1 is always the culprit.
+# On a cluster there is `torchrun`, a folder of logs, and you. The training of this part knows nothing of this course. We start it six times, each time with a different failure, and ask each of PyTorch's tools about all six. These are the functions that go wrong. Rank 1 is always the culprit.
 
 
 # %%
@@ -711,8 +709,8 @@ def train(rank, fault):
 # The sixth failure is not in the code: half of rank 1's checkpoint file is missing.
 
 # %% [markdown]
-# `main` prepares for the night. It says which process is which rank, writes where it stands whenever it gets the signal `SIGUSR1`, and leaves what its flight
-# recorder has when an exception ends it. `leave` makes an exception of the signal by which `torchrun` ends a rank, so that the `finally` runs then as well.
+# `main` prepares for the night. It prints which process is which rank. Whenever it gets the signal `SIGUSR1`, it writes down where it stands. And however training ends, the `finally` saves what the flight
+# recorder has, torch's own record of the last calls. `leave` turns the signal with which `torchrun` ends a rank into an exception, so that the `finally` runs then as well.
 
 
 # %%
@@ -736,7 +734,7 @@ def main(fault):
 
 
 # %% [markdown]
-# Do not take this `finally` home as it is. Python calls the handler of a signal between two of its own steps, so a rank that waits inside a collective hears SIGTERM only when the call returns:
+# Do not take this `finally` home as it is. Python runs a signal's handler [only between two of its own instructions](https://docs.python.org/3/library/signal.html#execution-of-python-signal-handlers), so a rank that waits inside a collective hears SIGTERM only when the call returns:
 
 
 # %%
@@ -756,7 +754,7 @@ heard_s = launch(hears_late, backend="gloo")[0]
 pictures.draw_signal(1, heard_s, timeout_s=3)
 
 # %% [markdown]
-# The signal was heard when the group's timeout ended the call. `train.py` has a timeout of 6 s, so its waiting ranks leave their dump in time. With gloo's default of 30 minutes they would not: 30 s after SIGTERM `torchrun` sends SIGKILL, which no `finally` survives.
+# The signal was heard when the group's timeout ended the call. `train.py` has a timeout of 6 s, so its waiting ranks save the recorder's content, the **dump**, in time. With gloo's default of 30 minutes they would not: 30 s after SIGTERM (or what `--shutdown-timeout` says) `torchrun` sends SIGKILL, after which no `finally` runs.
 
 # %% [markdown]
 # The functions go into a file `train.py`, which ends by calling `record(main)(sys.argv[1])`. `record` is `torch.distributed.elastic.multiprocessing.errors.record`: it writes an exception of `main` into a file that `torchrun` reads.
@@ -767,18 +765,17 @@ pictures.draw_signal(1, heard_s, timeout_s=3)
 # ```
 
 # %% [markdown]
-# The job with the absent rank is started by exactly this line. In the other jobs the same `torchrun` runs in a fork of this kernel, and each rank is a fork of it instead of a new Python (`Forked`). All else is `torchrun`'s, and we
-# need not wait for three imports of torch per job.
+# The job with the absent rank is started by exactly this line. In the other jobs the same `torchrun` runs in a fork of this kernel, and each rank is a fork of that instead of a new Python. Everything else is `torchrun`'s own. This saves us
+# three imports of torch per job.
 
 # %% [markdown]
 # `--redirects=3` sends both streams of every rank to files; with `--tee=3` you would see them as well.
 
 # %% [markdown]
-# While a job runs, `jobs.look` sees three times where its two processes are. It takes `py-spy dump --pid`,
-# which needs no preparation, and the signal where py-spy is not installed or may not look: Linux lets it look at other processes of yours only if `kernel.yama.ptrace_scope` is 0 or you are root, and a container needs the capability `SYS_PTRACE`.
+# While a job runs, `jobs.look` looks three times where its two processes are. It takes [`py-spy dump --pid`](https://github.com/benfred/py-spy), which needs no preparation. Where py-spy is not installed or may not look, `jobs.look` takes the signal. (Linux lets py-spy look at other processes of yours only if [`kernel.yama.ptrace_scope`](https://docs.kernel.org/admin-guide/LSM/Yama.html) is 0 or you are root, and in a container it needs the capability `SYS_PTRACE`.)
 
 # %% [markdown]
-# First each failure once. (As in chapter 04, `torchrun`'s store listens on all addresses of the machine while a job runs.)
+# First we start each failure once. (As in chapter 04, `torchrun`'s store listens on all addresses of the machine while a job runs.)
 
 # %%
 FAULTS = ("swapped calls", "absent rank", "straggler", "killed rank", "out of memory")
@@ -823,8 +820,7 @@ def ask(tool, read):
 ask("logs", from_logs)
 
 # %% [markdown]
-# `record` has written the same into `error.json`, with the stack and the time, which helps where a log is long. `torchrun` reads these files. It ends with a table of exit codes, whose last entry is called *Root Cause (first
-# observed failure)*.
+# `record` has written the same into `error.json`, with the stack and the time, which helps where a log is long. `torchrun` reads these files. At its end it prints a table of exit codes, whose last entry is called *Root Cause (first observed failure)*.
 
 
 # %%
@@ -868,14 +864,13 @@ def from_root_cause(fault):
 ask("root cause", from_root_cause)
 
 # %% [markdown]
-# A killed rank writes nothing, and only its exit code is left: -9. For the absent rank, `torchrun` accuses **rank 0**, whose timeout ran out. *First observed* means just that: the failure with the earliest time.
+# A killed rank writes nothing, and only its exit code is left: -9. In the job with the absent rank, `torchrun` accuses **rank 0**, whose timeout ran out. *First observed* means just that: the failure with the earliest time.
 
 # %%
 job_pictures.draw_root_causes(jobs, FAULTS)
 
 # %% [markdown]
-# These times are whole seconds. In the three other failures, rank 0's echo follows rank 1's error at once. If both fall into the same second, either may be accused, so we count that as *luck*. Read the other ranks' files
-# before you believe it.
+# These times are whole seconds. In the three other failures, rank 0's echo follows rank 1's error at once. If both fall into the same second, either may be accused, so we count that as *luck*. Read the other ranks' files before you believe a root cause.
 
 # %% [markdown]
 # If a whole host dies, its `torchrun` is dead too, and not even an exit code is left; [chapter 09](09_many_machines.ipynb) lets one die.
@@ -898,12 +893,12 @@ ask("stacks", from_stacks)
 job_pictures.draw_looks(jobs, ("absent rank", "straggler"))
 
 # %% [markdown]
-# The question is part 3's: who is *not* waiting? One look cannot tell slow from hung, since rank 1 sleeps in both. The log can: in one it still grows.
+# The question is part 3's: who is *not* waiting? One look cannot tell slow from hung, since rank 1 sleeps in both. The log can: the straggler's still grows.
 
 # %% [markdown]
 # ### The flight recorder
 #
-# Each rank keeps its last calls in memory, with the lines that made them. `_dump_fr_trace` gives them as a pickle. (Its sister `_dump_fr_trace_json` leaves out the lines.) We compare the ranks call by call:
+# Each rank keeps its last calls in memory, with the lines that made them. `_dump_fr_trace` returns these calls as a pickle. (`_dump_fr_trace_json` leaves out the lines.) We compare the ranks call by call:
 
 
 # %%
@@ -938,7 +933,7 @@ ask("flight recorder", from_recorder)
 job_pictures.draw_recorders(jobs, FAULTS)
 
 # %% [markdown]
-# The recorder has something on all six, and the swapped calls by their lines. The command `torchfrtrace` compares for you. It does not look at lines, and wants a file of every rank. In torch 2.15 it also stops with a `KeyError` at what gloo
+# The recorder shows something about all six failures. Even the swapped calls show, by their lines. The command `torchfrtrace` does such a comparison for you, but it does not look at lines, and wants a file of every rank. In torch 2.15 it also stops with a `KeyError` at what gloo
 # recorded, because the group has two names there; the folded cell gives it one.
 
 # %% jupyter={"source_hidden": true}
@@ -982,7 +977,7 @@ def from_explain_dumps(fault):
 ask("explain_dumps", from_explain_dumps)
 
 # %% [markdown]
-# This reader names nobody for the swapped calls, since it doesn't look at lines, and nobody for the straggler, which hangs nothing. What it prints says why, who the victims are, how sure it is, and which files of that folder are no dumps:
+# This reader names nobody for the swapped calls, since it doesn't look at lines, and nobody for the straggler, which hangs nothing. What it prints says why it accuses a rank, who the victims are, how sure it is, and which files of that folder are no dumps:
 
 # %%
 explain_dumps(jobs.folder_of("killed rank"))
@@ -1009,8 +1004,8 @@ detail_s = launch(time_a_call, dist.DebugLevel.DETAIL, backend="gloo")[0]
 job_pictures.draw_costs({"OFF": off_s, "DETAIL": detail_s})
 
 # %% [markdown]
-# `monitored_barrier` is the part of it that finds
-# absent ranks, and you can put it into your own code where you suspect somebody. It needs gloo: next to an NCCL group, make a second one for it, `dist.new_group(backend="gloo")`.
+# `monitored_barrier` is the part of `DETAIL` that finds
+# absent ranks. You can put it into your own code, just before a call that hangs. It needs gloo: next to an NCCL group, make a second one for it, `dist.new_group(backend="gloo")`.
 
 # %%
 at_barrier = ("absent rank", "meet")
@@ -1029,13 +1024,13 @@ ask("DETAIL", from_detail)
 print("\nmonitored_barrier: ", from_detail(*at_barrier))
 
 # %% [markdown]
-# `DETAIL` knows who did not come, not why. It doesn't see the swapped calls, whose kind and shape are the same. Nor does it notice the straggler: a rank that arrives late has still arrived.
+# `DETAIL` knows who did not come, but not why. It doesn't see the swapped calls, whose kind and shape are the same. Nor does it notice the straggler: a rank that arrives late has still arrived.
 
 # %% [markdown]
 # ### Who says what
 #
 # A tool *names it* if its own words have the culprit's number. It *shows it* if we find the culprit by comparing what it has of both ranks. It *notices* if it says that something
-# failed, and not who. `torchrun`'s root cause may also name *another*, or be right by *luck*.
+# failed, but not who. `torchrun`'s root cause may also name *another* rank, or be right only by *luck*.
 
 # %% [markdown]
 # Mind that this judge knows the answer, and there are only two ranks: with eight, compare each rank with what most of them did.
@@ -1058,16 +1053,15 @@ counts = job_pictures.draw_verdicts(verdicts, FAULTS)
 by_root_cause.measured(counts["root cause"])
 
 # %% [markdown]
-# Naming the culprit is not yet knowing the cause. The recorder and `DETAIL` say *who*; why memory ran out or a file doesn't open is in that rank's log, and where its disk hangs is in its stack. So go from *who* to that rank's own
-# words.
+# Naming the culprit is not yet knowing the cause. The recorder and `DETAIL` say *who*; why memory ran out or a file doesn't open is in that rank's log, and where its disk hangs is in its stack. So once you know *who*, read that rank's own words.
 
 # %% [markdown]
-# A view with gaps, part 4's second lie, is in none of them: every call is made, by the same line, in the same shape.
+# A view with gaps, part 4's second lie, would show in none of these tools: every call is made, by the same line, in the same shape.
 
 # %% [markdown]
 # ### The same with NCCL: the watchdog
 #
-# On GPUs the host only queues an `all_reduce`. So a stack shows the line that waits for the GPU, which may be an innocent `.item()` ([chapter 14](14_on_a_gpu_who_waits.ipynb)). A **watchdog** thread in each rank keeps the time, and gives up, by default [after ten minutes](https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.init_process_group). These lines are from a real log ([LlamaFactory#2902](https://github.com/hiyouga/LlamaFactory/issues/2902), shortened).
+# On GPUs the host only queues an `all_reduce`. So a stack shows the line where the host waits for the GPU, which may be an innocent `.item()` ([chapter 14](14_on_a_gpu_who_waits.ipynb)). A **watchdog** thread in each rank keeps the time, and gives up, by default [after ten minutes](https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.init_process_group). These lines are from a real log ([LlamaFactory#2902](https://github.com/hiyouga/LlamaFactory/issues/2902), shortened).
 
 # %%
 for line in chapter_08.WATCHDOG.splitlines():
@@ -1081,18 +1075,18 @@ for line in chapter_08.WATCHDOG.splitlines():
 job_pictures.draw_watchdog(chapter_08.WATCHDOG)
 
 # %% [markdown]
-# Rank 0 is stuck in a bucket of gradients, rank 1 in a single number. In one group that can't be the same program: rank 1 has left call 1516 behind, which rank 0 has not completed. What rank 1's call 1516 was
+# Rank 0 is stuck in a call of 25,427,968 numbers, most likely a bucket of gradients. Rank 1 is stuck in one of a single number. Both are in group 1, as the full log says, so the two ranks can't have made the same calls: rank 1 is past call 1516, which rank 0 has not completed. What rank 1's call 1516 was
 # isn't in these lines. Part 5 has shown how a call can end on one rank alone.
 
 # %% [markdown]
-# So the next thing to look at is the recorder. On a timeout the watchdog writes it to a file by itself. `TORCH_FR_DUMP_TEMP_FILE` says where, `TORCH_FR_BUFFER_SIZE` how many calls, 2,000 in torch 2.15. ([PyTorch's page](https://docs.pytorch.org/docs/stable/torch_nccl_environment_variables.html) explains both under older names, `TORCH_NCCL_DEBUG_INFO_TEMP_FILE` and `TORCH_NCCL_TRACE_BUFFER_SIZE`.) This is what an entry has; ours is of gloo.
+# So the next thing to look at is the flight recorder. On a timeout the watchdog writes it to a file by itself. `TORCH_FR_DUMP_TEMP_FILE` says where. `TORCH_FR_BUFFER_SIZE` says how many calls it keeps, by default 2,000 in torch 2.15. ([PyTorch's page](https://docs.pytorch.org/docs/stable/torch_nccl_environment_variables.html) explains both under older names, `TORCH_NCCL_DEBUG_INFO_TEMP_FILE` and `TORCH_NCCL_TRACE_BUFFER_SIZE`.) The next cell prints what an entry has. Ours was recorded with gloo.
 
 # %%
 dump = pickle.loads((jobs.folder_of("absent rank") / "calls0").read_bytes())
 print(textwrap.fill(", ".join(sorted(dump["entries"][0])), 96))
 
 # %% [markdown]
-# Kind, sizes, state, times, and the frames of the call: enough to find the first call that differs. What a dump does *not* have: the numbers in the tensors, what a rank does between calls, whatever is older than the buffer. And a rank that was killed leaves none at all.
+# Kind, sizes, state, times, and the frames of the call: enough to find the first call that differs. What a dump does *not* have: the numbers in the tensors, what a rank does between calls, and whatever is older than the buffer. And a rank that was killed leaves none at all.
 
 # %% [markdown]
 # ### Rings, channels and cables
@@ -1101,7 +1095,7 @@ print(textwrap.fill(", ".join(sorted(dump["entries"][0])), 96))
 #
 # | line | what it says |
 # | --- | --- |
-# | `[0] NCCL INFO Channel 00/02 :    0   1` | channel 0 of 2: a copy of the ring, run by blocks of its own; its order is 0, 1 |
+# | `[0] NCCL INFO Channel 00/02 :    0   1` | channel 0 of 2: a copy of the ring, run by GPU thread blocks of its own; its order is 0, 1 |
 # | `[0] NCCL INFO Ring 00 : 1 -> 0 -> 1` | in that channel rank 0 receives from 1 and sends to 1 |
 # | `[0] NCCL INFO Trees [0] 1/-1/-1->0->-1` | in the tree rank 0 has one child, 1, and no parent: it is the root |
 # | `[1] NCCL INFO Channel 00/0 : 1[1] -> 0[0] via P2P/direct pointer` | by which road: here straight into the other GPU's memory |
@@ -1116,7 +1110,7 @@ print(textwrap.fill(", ".join(sorted(dump["entries"][0])), 96))
 
 # %% [markdown]
 # But in [nccl#1730](https://github.com/NVIDIA/nccl/issues/1730) it said `RUNNING OK`
-# of 256 ranks, while rank 118's watchdog gave up, 120 calls behind its host. A process that answers may still wait for ever.
+# of 256 ranks, while rank 118's watchdog gave up: the GPU was 120 calls behind its host. A process that answers may still wait for ever.
 
 # %% [markdown]
 # **ECC** is the error correction of a GPU's memory; `nvidia-smi -q -d ECC` shows its counts.
@@ -1127,11 +1121,11 @@ print(textwrap.fill(", ".join(sorted(dump["entries"][0])), 96))
 # | Xid | what happened |
 # | --- | --- |
 # | 48 | two bits of one word are wrong: ECC can see that and not repair it ([NVIDIA](https://docs.nvidia.com/deploy/dynamic-page-retirement/visibility.html)) |
-# | 63, 64 | bad memory is marked, and will be replaced once the GPU is reset; or even marking it failed |
+# | 63, 64 | 63: bad memory is marked, and will be replaced once the GPU is reset; 64: even marking it failed |
 # | 79 | the GPU has fallen off the bus: no program reaches it any more |
 
 # %% [markdown]
-# [NVIDIA's catalog](https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html) has them all, and what to do. None of this can be run here, since no GPU of ours has failed.
+# [NVIDIA's catalog](https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html) has them all, and what to do. None of this can be shown here, since no GPU of ours has failed.
 
 # %% [markdown]
 # **Check yourself.** These are lines of one real log, shortened (from [pytorch#118369](https://github.com/pytorch/pytorch/issues/118369)). `SeqNum` is the number of a call. Has rank 7 made 32,000 calls fewer than rank 0?
@@ -1149,14 +1143,14 @@ print(textwrap.fill(", ".join(sorted(dump["entries"][0])), 96))
 # </details>
 
 # %% [markdown]
-# **`torch.distributed.debug.start_debug_server()`** shows stacks and recorders of all ranks on one web page. In torch 2.15 it wants the package `tabulate`, which torch does not bring. It listens on all addresses without a password, so we do not
+# **`torch.distributed.debug.start_debug_server()`** shows stacks and recorders of all ranks on one web page. In torch 2.15 it wants the package `tabulate`, which is not installed with torch. It listens on all addresses without a password, so we do not
 # start it here: use it only in a network that you trust.
 
 # %% [markdown]
-# **Check yourself.** Why is a group's timeout of 30 minutes not simply set to one?
+# **Check yourself.** Why not simply set a group's timeout to one minute, instead of 30?
 #
 # <details><summary>Answer</summary>
-# It counts every wait, also an honest one: a rank that saves a checkpoint, or loads data, or compiles, while the others wait for it. It then kills a training that was only slow.
+# The timeout counts every wait, even an honest one, where a rank saves a checkpoint, or loads data, or compiles, while the others wait for it. One minute would then kill a training that was only slow.
 # </details>
 
 # %% [markdown]
@@ -1175,7 +1169,7 @@ print(textwrap.fill(", ".join(sorted(dump["entries"][0])), 96))
 # | dies of SIGKILL | What had it said before? | its output | exit code -9; its log; the system's | 6, 7 |
 
 # %% [markdown]
-# Three habits prevent most of it: every decision that changes what a rank calls is taken by all ranks together; what belongs together travels in one call; and the smallest case that can go wrong is kept
+# Three habits prevent most failures: every decision that changes what a rank calls is taken by all ranks together; what belongs together travels in one call; and the smallest case that can go wrong is kept
 # and compared with one process.
 
 # %%
@@ -1197,7 +1191,7 @@ suspicion = "?"  # the rank to look at first
 # %% [markdown]
 # ## What you know now
 #
-# A symptom is where a mistake surfaces, not where it was made: one hang had lied twice before, and one wrong shape hung, lied or died, depending on the sizes. Ask who is *not* waiting, which call is the first to differ, which error is no echo.
+# A symptom is where a mistake surfaces, not where it was made: one job had lied twice before it hung, and one mistake in a shape hung, lied or died, depending on the sizes and the call. Ask who is *not* waiting, which call is the first to differ, and which error is no echo.
 
 # %% [markdown]
 # Practise in [lab 08](../exercises/08_it_hangs_lies_or_dies.ipynb).
