@@ -51,7 +51,7 @@ LIMITS = {
     "course_lint": Limit(5.6, 0.0, 1.3, 0.1),  # tests of a node's type, several on a line
     "course_museum": Limit(4.7, 0.0, 2.0, 1.5),
     "course_material": Limit(7.9, 11.7, 6.7, 6.8),
-    "course_tools": Limit(6.3, 0.0, 2.7, 0.2),
+    "course_tools": Limit(5.9, 0.0, 1.4, 0.2),
     "tests": Limit(6.4, 2.2, 5.6, 5.4),
 }
 VAGUE_NAMES = {

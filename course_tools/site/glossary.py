@@ -75,7 +75,8 @@ def page(tongue: Tongue) -> str:
         (chapter,) = ROOT.glob(f"notebooks/{term.chapter}_*.ipynb")
         link = f"[{term.chapter}](notebooks/{chapter.name})"
         text += f"\n({term.anchor})=\n\n## {heading}\n"
-        text += f"\n{term.means} {say('Chapter')} {link}\n"
+        chapter_word = say("Chapter")
+        text += f"\n{term.means} {chapter_word} {link}\n"
     return text
 
 

@@ -20,7 +20,7 @@ _LEFT_OUT = {
     ),
     unpickle.LARGE: N_("it is larger than any dump, so it was not read."),
     unpickle.CUT: N_("it is cut off: the rank was probably ended while it wrote it."),
-    unpickle.EMPTY: N_("it is empty: the rank was probably ended before it could write."),
+    unpickle.EMPTY: N_("it is empty: no dump, or one of a rank that was ended too early."),
     unpickle.NO_DUMP: N_("it is no dump of the flight recorder."),
     unpickle.NO_FILE: N_("it cannot be read as a file."),
     dumps.NO_RANK: N_("its name does not say which rank it is from, such as rank3 does."),

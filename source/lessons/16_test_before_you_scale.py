@@ -93,7 +93,7 @@ def test_samples_exist():
 # **Predict.** Eleven samples, three ranks: which rank fails?
 
 # %%
-failing_rank = predict("the rank that fails", ...)
+failing_rank = predict("the rank that fails", ..., choices=(0, 1, 2))
 
 # %%
 printed = pytest_on(my_samples, test_samples_exist)
