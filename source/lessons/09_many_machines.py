@@ -795,7 +795,7 @@ chapter_09_charts.draw_health(checks)
 # ## 7 · A slow cable
 #
 # Cables between machines are slower than what is inside them, and that is where communication hurts. [Chapter 06](06_what_communication_costs.ipynb)
-# predicted times from a recording and a `Network`. Now the prediction is put to a test: `hosts.slow` sets a **token bucket filter** on the cable, which lets only so many bits through per second as we say.
+# predicted times from a recording and a `Network`. Now the prediction is put to a test: `hosts.slow` sets a **token bucket filter** on the cable, which lets only as many bits through per second as we say.
 
 
 # %%
