@@ -117,8 +117,8 @@ def faults(root: Path) -> Iterator[str]:
         if odd:
             yield f"fields differ: {' '.join(odd)}: {start}"
     path = root / COMPILED
-    is_new = path.exists() and path.read_bytes() == compiled(root)
-    if not is_new:
+    is_current = path.exists() and path.read_bytes() == compiled(root)
+    if not is_current:
         yield f"{COMPILED} is old: make zh"
 
 
