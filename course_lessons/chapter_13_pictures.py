@@ -519,7 +519,7 @@ def draw_steps(traces: Mapping[str, Trace], network: Network) -> None:
     bare(axes, yticks=range(len(traces)), yticklabels=list(traces), ylim=(1.5, -0.5))
     axes.set(xlabel="virtual time of one step, rank 0 of 4 (µs)", xlim=(0, 2700))
     axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2, frameon=False)
-    text = "Sharded computes or sends; with Ahead only the first gather and the last sum stick out."
+    text = "Zero3 computes or sends; with Ahead only the first gather and the last sum stick out."
     show(figure, text)
 
 

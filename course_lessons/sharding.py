@@ -1,8 +1,8 @@
 """Chapter 13's wrappers: DDP in its shortest form, ZeRO-1, 2 and 3, and one that gathers ahead.
 
-`Sharded` is what the chapter ends with. Outside of a notebook:
+`Zero3` is what the chapter ends with. Outside of a notebook:
 
-    model = Sharded(module)           # its parameters are this rank's shards now
+    model = Zero3(module)             # its parameters are this rank's shards now
     optimizer = AdamW(model.parameters())
     model(inputs).mean().backward()
     model.finish()                    # every shard has its part of the mean gradient
@@ -287,7 +287,7 @@ class Freeing(Zero1):
         self.collect()
 
 
-class Sharded(Freeing):
+class Zero3(Freeing):
     """ZeRO-3, for any module.
 
     Whoever reads a weight outside of `forward` gathers it, so all ranks have to read it.
@@ -315,7 +315,7 @@ class Sharded(Freeing):
         return self.weight(shard).as_strided(size, stride, offset)
 
 
-class Ahead(Sharded):
+class Ahead(Zero3):
     """While a layer computes, gather what was gathered next in the step before."""
 
     order: Sequence[nn.Parameter] = ()  # in which the step before gathered

@@ -37,7 +37,7 @@ from course_lessons import chapter_13_pictures as pictures
 from course_lessons.chapter_04 import torchrun
 from course_lessons.drawing import draw_pairs
 from course_lessons.finished import go_on_with, show_source, show_when_passed
-from course_lessons.sharding import Ahead, Freeing, OurDDP, Sharded, Shards
+from course_lessons.sharding import Ahead, Freeing, OurDDP, Shards
 from course_utils import Network, WorkerTimeout, check, launch, plot_calls, predict
 
 # %% [markdown]
@@ -315,10 +315,10 @@ zero3
 # </details>
 
 # %%
-pictures.draw_alive(MyZero3, Sharded)
+pictures.draw_alive(MyZero3, sharding.Zero3)
 
 # %%
-Zero3 = go_on_with(MyZero3, zero3, Sharded)
+Zero3 = go_on_with(MyZero3, zero3, sharding.Zero3)
 rows["Zero3"] = chapter_13.measure(Zero3)
 zero3_sends.measured(rows["Zero3"].sent, within=0.02)
 pictures.draw_held(rows)
@@ -583,7 +583,7 @@ print(*[line for line in printed.splitlines() if line.startswith("step")])
 
 # %%
 def evaluate_on_rank_0():
-    model = Sharded(chapter_13.stack())
+    model = Zero3(chapter_13.stack())
     if dist.get_rank() == 0:
         model(torch.randn(4, 256))
 
@@ -614,12 +614,12 @@ pictures.draw_mesh()
 # %%
 def hybrid(network):
     mesh = init_device_mesh(chapter_13.my_device(), (2, 4), mesh_dim_names=("copy", "shard"))
-    return Sharded(network, group=mesh["shard"].get_group(), across=mesh["copy"].get_group())
+    return Zero3(network, group=mesh["shard"].get_group(), across=mesh["copy"].get_group())
 
 
 # %%
 pairs = {}
-for wrap in (Sharded, hybrid):
+for wrap in (Zero3, hybrid):
     chapter_13.measure(wrap, 8)
     trace = chapter_13.last_step(wrap, world_size=8)
     crossing = chapter_13.price_two_nodes(trace)
@@ -637,7 +637,7 @@ draw_pairs(pairs, per_node=4, unit="MiB")
 # %% [markdown]
 # ## 11 · Gather ahead
 #
-# `Sharded` waits for a weight before each layer. Let a layer compute for 60 µs forward and 120 back, and let the network between four ranks have 80 Gbit/s and 10 µs. A gather then takes 3 · (10 + 6.6) = 50 µs, as does a reduce-scatter. One
+# `Zero3` waits for a weight before each layer. Let a layer compute for 60 µs forward and 120 back, and let the network between four ranks have 80 Gbit/s and 10 µs. A gather then takes 3 · (10 + 6.6) = 50 µs, as does a reduce-scatter. One
 # after the other, that's 8 · 180 + 24 · 50 µs.
 
 # %% [markdown]
@@ -650,7 +650,7 @@ ahead_us = predict("µs of a step that gathers ahead", ...)
 
 # %%
 network = Network(latency_us=10, gbit_s=80)
-traces = {"Sharded": chapter_13.last_step(Sharded), "Ahead": chapter_13.last_step(Ahead, steps=2)}
+traces = {"Zero3": chapter_13.last_step(Zero3), "Ahead": chapter_13.last_step(Ahead, steps=2)}
 layers_us, steps_us = (20.0, 40.0, 50.0, 60.0), {}
 for name, trace in traces.items():
     steps_us[name] = [chapter_13.step_us(trace, network, layer_us) for layer_us in layers_us]

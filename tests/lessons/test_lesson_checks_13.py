@@ -25,7 +25,7 @@ def test_stubs_promise_about_as_many_lines_as_our_own_forms_have():
         "bytes_per_rank": [chapter_13.bytes_per_rank],
         "MyZero1": [sharding.Zero1.gather, sharding.Zero1.reduce],
         "MyZero2": [sharding.Zero2.gradient_is_ready],
-        "MyZero3": [getattr(sharding.Sharded, name) for name in ("read", "free", "pack", "unpack")],
+        "MyZero3": [getattr(sharding.Zero3, name) for name in ("read", "free", "pack", "unpack")],
         "MyRecompute": [sharding.Recompute.forward, sharding.Recompute.backward],
     }
     for name, functions in forms.items():
@@ -76,11 +76,11 @@ class NotWritten(sharding.Shards):
 def test_in_place_of_what_is_not_written_ours_is_drawn(texts, capsys):
     pictures.draw_memory(not_written, chapter_13.bytes_per_rank)
     pictures.draw_pieces(NotWritten, sharding.Zero1)
-    pictures.draw_alive(NotWritten, sharding.Sharded)
+    pictures.draw_alive(NotWritten, sharding.Zero3)
     pictures.draw_units(not_written, chapter_13.train_sharded)
     assert texts[0].startswith("By bytes_per_rank, 80 GB")
     assert texts[1].startswith("Zero1: ")
-    assert texts[2] == "Sharded: at most two full weights and two full gradients exist at once."
+    assert texts[2] == "Zero3: at most two full weights and two full gradients exist at once."
     assert texts[3].endswith("12 all_gather, 3 reduce_scatter, 1 all_reduce.")
     assert capsys.readouterr().out.count("No picture yet") == 4
 

@@ -92,7 +92,7 @@ def test_no_rank_mixes_devices(names, chapter, worker):
         assert operations > 0 or worker in TOUCHES_NO_GPU
 
 
-@pytest.mark.parametrize("wrap", [sharding.Zero1, sharding.Zero2, sharding.Sharded])
+@pytest.mark.parametrize("wrap", [sharding.Zero1, sharding.Zero2, sharding.Zero3])
 def test_no_sharded_wrapper_mixes_devices(wrap):
     def on_a_second_device():
         with second_device() as meetings:

@@ -22,17 +22,17 @@ from course_utils import WorkerTimeout, launch
 
 pytestmark = pytest.mark.slow
 STEPS, BATCH = 3, 12
-WRAPPERS = "Zero1", "Zero2", "Sharded"
+WRAPPERS = "Zero1", "Zero2", "Zero3"
 
 
 @pytest.fixture(scope="module", autouse=True)
 def heavy_modules():
     """Loaded when these tests begin: FSDP has 40 MB, which other forks do without."""
-    global MixedPrecisionPolicy, Sharded, chapter_13, fully_shard, sharding
+    global MixedPrecisionPolicy, Zero3, chapter_13, fully_shard, sharding
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     from course_lessons import chapter_13, sharding
-    from course_lessons.sharding import Sharded
+    from course_lessons.sharding import Zero3
 
 
 class Mixture(nn.Module):
@@ -161,9 +161,9 @@ def train_both(wrap, make, draw, parts=1, optimizer=momentum, zeros=False):
             batch = batch.double() if batch.is_floating_point() else batch
             alone(batch).square().mean().backward()
             model(part(batch)).square().mean().backward()
-            if not isinstance(model, Sharded):
+            if not isinstance(model, Zero3):
                 model.finish()
-        if isinstance(model, Sharded):  # once, for all backward passes
+        if isinstance(model, Zero3):  # once, for all backward passes
             model.finish()
         gradients = {name: p.grad for name, p in alone.named_parameters()}
         found = apart(model.full_gradients(), gradients)
@@ -201,7 +201,7 @@ def trained():
 @pytest.mark.parametrize("case", MODULES)
 @pytest.mark.parametrize(
     ("wrapper", "world_size"),
-    [("Zero1", 2), ("Zero2", 3), ("Sharded", 1), ("Sharded", 3)],
+    [("Zero1", 2), ("Zero2", 3), ("Zero3", 1), ("Zero3", 3)],
 )
 def test_gradients_and_weights_are_those_of_one_process(trained, wrapper, world_size, case):
     for told in trained(wrapper, world_size):
@@ -223,14 +223,14 @@ def test_several_backward_passes_add_up(wrapper):
 
 def test_gradients_may_be_set_to_zeros_and_the_optimiser_may_be_adam():
     how = 1, torch.optim.AdamW, True
-    for difference, moved in run(train_both, Sharded, *MODULES["embedding"], *how):
+    for difference, moved in run(train_both, Zero3, *MODULES["embedding"], *how):
         assert difference < 1e-12 < moved
 
 
 def test_two_copies_of_two_shards_are_one_model():
     def hybrid(module):
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("copy", "shard"))
-        return Sharded(module, None, mesh["shard"].get_group(), mesh["copy"].get_group())
+        return Zero3(module, None, mesh["shard"].get_group(), mesh["copy"].get_group())
 
     for difference, moved in run(train_both, hybrid, *MODULES["norms and odd sizes"], world_size=4):
         assert difference < 1e-12 < moved
@@ -238,7 +238,7 @@ def test_two_copies_of_two_shards_are_one_model():
 
 def test_a_rank_holds_its_share_and_nothing_whole_remains():
     def held():
-        model = Sharded(gpt())
+        model = Zero3(gpt())
         model(torch.randint(11, (2, 5))).mean().backward()
         model.finish()
         left = len(model.full), len(model.shard_of), len(model.pending)
@@ -252,7 +252,7 @@ def test_a_rank_holds_its_share_and_nothing_whole_remains():
 
 def test_names_are_those_of_the_module():
     def names():
-        model = Sharded(gpt())
+        model = Zero3(gpt())
         return [name for name, _ in model.module.named_parameters()]
 
     assert run(names)[0] == [name for name, _ in gpt().named_parameters()]
@@ -265,7 +265,7 @@ def low(kind, steps=4):
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(16, 16), nn.LayerNorm(16), nn.GELU(), nn.Linear(16, 5))
     if kind == "ours":
-        model = Sharded(module, torch.bfloat16)
+        model = Zero3(module, torch.bfloat16)
     else:
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
         mesh = init_device_mesh("cpu", (dist.get_world_size(),))
@@ -305,7 +305,7 @@ def test_in_half_precision_half_as_much_is_gathered_and_sums_are_single():
 def test_a_gpt_computes_in_half_precision():
     def losses():
         torch.manual_seed(0)
-        model = Sharded(gpt(), torch.float16)
+        model = Zero3(gpt(), torch.float16)
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
         data, found = torch.randint(11, (6, 6)), []
         for _ in range(8):
@@ -331,7 +331,7 @@ def test_without_gradients_and_in_eval_mode_the_output_is_the_modules():
         torch.manual_seed(1)
         module = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.5))
         twin, data = copy.deepcopy(module), torch.randn(3, 4)
-        model = Sharded(module).eval()
+        model = Zero3(module).eval()
         with torch.no_grad():
             same = torch.equal(model(data), twin.eval()(data))
         return same, model(data).requires_grad, len(model.full)
@@ -343,7 +343,7 @@ def test_buffers_are_rank_0s():
     def buffers():
         module = nn.Sequential(nn.BatchNorm1d(3))
         module.register_buffer("flags", torch.tensor([True, dist.get_rank() == 0]))
-        model = Sharded(module)
+        model = Zero3(module)
         for _ in range(2):
             model(torch.randn(5, 3) + dist.get_rank())
         state = model.full_state_dict()
@@ -356,7 +356,7 @@ def test_a_forward_that_fails_leaves_nothing_stale():
     def failing():
         torch.manual_seed(2)
         module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
-        alone, model = copy.deepcopy(module), Sharded(module)
+        alone, model = copy.deepcopy(module), Zero3(module)
         optimizers = [torch.optim.SGD(net.parameters(), lr=0.1) for net in (alone, model)]
         with pytest.raises(RuntimeError):
             model(torch.randn(3, 5))
@@ -387,7 +387,7 @@ def on_paths(paths):
     for own in module.parameters():
         dist.broadcast(own.detach(), src=0)
     wanted = module(data, path).detach()
-    return torch.equal(Sharded(module)(data, path), wanted)
+    return torch.equal(Zero3(module)(data, path), wanted)
 
 
 def test_ranks_on_other_paths_get_other_layers_numbers_or_wait_for_ever():
@@ -404,12 +404,12 @@ def test_a_state_dict_is_the_modules_and_comes_back_on_other_numbers_of_ranks():
     torch.manual_seed(5)
     module = SmallGPT(11, width=8, depth=1, context=6)
     wanted = copy.deepcopy(module.state_dict())
-    state = run(lambda: Sharded(module).full_state_dict(), world_size=2)[0]
+    state = run(lambda: Zero3(module).full_state_dict(), world_size=2)[0]
     assert list(state) == list(wanted)
     assert apart(state, wanted) == 0
 
     def load():
-        model = Sharded(SmallGPT(11, width=8, depth=1, context=6))
+        model = Zero3(SmallGPT(11, width=8, depth=1, context=6))
         model.load_full_state_dict(state)
         return model.full_state_dict()
 
@@ -427,7 +427,7 @@ def test_a_state_dict_is_the_modules_and_comes_back_on_other_numbers_of_ranks():
 )
 def test_a_state_that_does_not_fit_is_refused(change, said):
     def load():
-        model = Sharded(nn.Linear(5, 3))
+        model = Zero3(nn.Linear(5, 3))
         state = model.full_state_dict()
         change(state)
         with pytest.raises((RuntimeError, ValueError), match=said):
@@ -438,7 +438,7 @@ def test_a_state_that_does_not_fit_is_refused(change, said):
 
 def test_a_rank_may_also_save_and_load_its_own_shards():
     def back():
-        model, other = Sharded(nn.Linear(5, 3)), Sharded(nn.Linear(5, 3))
+        model, other = Zero3(nn.Linear(5, 3)), Zero3(nn.Linear(5, 3))
         other.load_state_dict(model.state_dict())
         return apart(other.full_state_dict(), model.full_state_dict())
 
@@ -455,7 +455,7 @@ def test_activations_may_be_computed_again_in_backward():
             again = checkpoint(self.inner, x, use_reentrant=False)
             return checkpoint(self.inner, again, use_reentrant=False)
 
-    for difference, moved in run(train_both, Sharded, Again, floats(5)):
+    for difference, moved in run(train_both, Zero3, Again, floats(5)):
         assert difference < 1e-12 < moved
 
 
@@ -463,7 +463,7 @@ def test_activations_may_be_computed_again_in_backward():
 
 
 @pytest.mark.parametrize(
-    ("wrapper", "times"), [("OurDDP", 2), ("Zero1", 2), ("Zero2", 2), ("Sharded", 2.75)]
+    ("wrapper", "times"), [("OurDDP", 2), ("Zero1", 2), ("Zero2", 2), ("Zero3", 2.75)]
 )
 def test_bytes_are_those_of_the_formula(wrapper, times):
     def step():
@@ -501,7 +501,7 @@ def test_a_gpt_in_double_precision_is_that_of_one_process_and_of_fsdp2():
         return fully_shard(network, mesh=mesh)
 
     ((_, alone),) = run(chapter_13.train_gpt, None, world_size=1)
-    less, ours = zip(*run(chapter_13.train_gpt, Sharded), strict=True)
+    less, ours = zip(*run(chapter_13.train_gpt, Zero3), strict=True)
     _, theirs = zip(*run(chapter_13.train_gpt, fsdp2), strict=True)
     assert max(chapter_13.apart(ours, other) for other in (alone, theirs[0])) < 1e-9
     assert chapter_13.apart(less, alone) > 1e-4

@@ -212,17 +212,17 @@ def collected_afterwards(self, full):
 # stage 3
 
 
-class FreesNothing(sharding.Sharded):
+class FreesNothing(sharding.Zero3):
     def free(self, layer, inputs, output):
         pass
 
 
-class PacksNothing(sharding.Sharded):
+class PacksNothing(sharding.Zero3):
     def pack(self, tensor):
         return tensor
 
 
-class KeepsTheWholeBesideTheShard(sharding.Sharded):
+class KeepsTheWholeBesideTheShard(sharding.Zero3):
     def pack(self, tensor):
         kept = super().pack(tensor)
         return kept if isinstance(kept, torch.Tensor) else (*kept, tensor)
@@ -231,26 +231,26 @@ class KeepsTheWholeBesideTheShard(sharding.Sharded):
         return kept if isinstance(kept, torch.Tensor) else kept[-1]
 
 
-class FreesWhatIsItsOwnOnly(sharding.Sharded):
+class FreesWhatIsItsOwnOnly(sharding.Zero3):
     def free(self, layer, inputs, output):
         for shard in layer._parameters.values():
             self.full.pop(shard, None)
 
 
-class FreesAtTheVeryEnd(sharding.Sharded):
+class FreesAtTheVeryEnd(sharding.Zero3):
     def free(self, layer, inputs, output):
         if layer is self.module:
             self.full.clear()
 
 
-class ForgetsHowTheViewLies(sharding.Sharded):
+class ForgetsHowTheViewLies(sharding.Zero3):
     def unpack(self, kept):
         if isinstance(kept, torch.Tensor):
             return kept
         return self.weight(kept[0])
 
 
-class OnlyTheSize(sharding.Sharded):
+class OnlyTheSize(sharding.Zero3):
     def unpack(self, kept):
         if isinstance(kept, torch.Tensor):
             return kept
@@ -258,24 +258,24 @@ class OnlyTheSize(sharding.Sharded):
         return self.weight(shard).reshape(size)
 
 
-class GathersAtEveryRead(sharding.Sharded):
+class GathersAtEveryRead(sharding.Zero3):
     def read(self, shard):
         return sharding.Gather.apply(shard, self)
 
 
-class WithoutAutograd(sharding.Sharded):
+class WithoutAutograd(sharding.Zero3):
     def read(self, shard):
         if shard not in self.full:
             self.full[shard] = self.weight(shard)
         return self.full[shard]
 
 
-class TheShardItself(sharding.Sharded):
+class TheShardItself(sharding.Zero3):
     def read(self, shard):
         return shard
 
 
-class PacksByTheSize(sharding.Sharded):
+class PacksByTheSize(sharding.Zero3):
     """Every tensor that is as large as a shard's weight is taken for it."""
 
     def pack(self, tensor):
@@ -285,7 +285,7 @@ class PacksByTheSize(sharding.Sharded):
         return tensor
 
 
-class AsADict(sharding.Sharded):
+class AsADict(sharding.Zero3):
     """Right: other containers, and a view made by hand."""
 
     def read(self, shard):
@@ -309,7 +309,7 @@ class AsADict(sharding.Sharded):
         return torch.as_strided(self.weight(kept["shard"]), kept["size"], kept["stride"])
 
 
-class ByAFunction(sharding.Sharded):
+class ByAFunction(sharding.Zero3):
     """Right: what is packed is a function that brings the tensor back."""
 
     def pack(self, tensor):
