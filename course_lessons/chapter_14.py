@@ -30,8 +30,17 @@ PIECES = 75  # into which a step is cut to be drawn
 RECORDINGS = ("resnet50_2xA100", "per_gradient_2xV100", "recommender_8xA100")
 
 
-def draw_lanes(rows: Sequence[Row], start_us: float, end_us: float, text: str) -> None:
-    """Draw a row for each thread of the host and each stream of the GPU, with a sentence below."""
+def draw_lanes(
+    rows: Sequence[Row],
+    start_us: float,
+    end_us: float,
+    text: str,
+    launched: tuple[Row, Row] | None = None,
+) -> None:
+    """Draw a row for each thread of the host and each stream of the GPU, with a sentence below.
+
+    An arrow leads from a launch to its kernel, if `launched` has both.
+    """
     seen = [row for row in rows if row.start_us < end_us and start_us < row.end_us]
     drawn = [row for row in seen if _style_name(row)]
     nccl_lanes = {row.lane for row in drawn if row.kind == "collective"}
@@ -49,6 +58,13 @@ def draw_lanes(rows: Sequence[Row], start_us: float, end_us: float, text: str) -
             axes.broken_barh(bar, (bottom, 0.72), linewidth=0, **paint(style_name))
         if styled:
             axes.bar(-1, 0, label=label, linewidth=0, **paint(style_name))
+    if launched:
+        ends = []
+        for row, edge in zip(launched, (0.36, -0.36), strict=True):
+            middle_us = row.start_us + row.us / 2
+            ends.append(((middle_us - start_us) / 1e3, lanes.index(row.lane) + edge))
+        arrow = {"arrowstyle": "-|>", "linewidth": 1.5, "color": "black"}
+        axes.annotate("", xytext=ends[0], xy=ends[1], arrowprops=arrow)
     names = [_lane_name(lane, nccl_lanes) for lane in lanes]
     axes.set(yticks=range(len(lanes)), yticklabels=names, ylim=(len(lanes) - 0.5, -0.5))
     axes.set(xlim=(0, (end_us - start_us) / 1e3), xlabel="time (ms)")

@@ -119,11 +119,12 @@ in_wait.measured(wait.us, within=1)
 # The host has moved on long before that kernel even starts.
 
 # %%
-text = "The streams take turns: NCCL's waits for a copy, and the copy after it for NCCL's sum."
-chapter_14.draw_lanes(by_hand, kernel.start_us - 700, kernel.start_us + 1100, text)
+text = "The arrow leads from the launch to its kernel. Which calls does the host make meanwhile?"
+begin_us, end_us = kernel.start_us - 2700, kernel.start_us + 800
+chapter_14.draw_lanes(by_hand, begin_us, end_us, text, launched=(asked, kernel))
 
 # %% [markdown]
-# The host is 2.5 ms ahead of the GPU here, so the calls in the upper row ask for kernels that would come to the right of this picture. In short, chapter 03's `wait()` holds up a **rank** with gloo, and a **stream** with NCCL.
+# The host is 2.5 ms ahead of the GPU here. While the kernel waits for its turn, the host asks for the next sums. And the streams take turns: NCCL's waits for a copy, and the copy after it for NCCL's sum. In short, chapter 03's `wait()` holds up a **rank** with gloo, and a **stream** with NCCL.
 
 # %% [markdown]
 # **Check yourself.** With gloo, chapter 03 said that `work.wait()` right after `all_reduce(..., async_op=True)` is a blocking call in two lines. And with NCCL?
@@ -331,6 +332,8 @@ for name, rows in trainings.items():
     delays_us = chapter_14.launch_delays_us(rows)
     at_once = sum(delay < 10 for delay in delays_us) / len(delays_us)
     print(f"{name:12} median {median(delays_us):5.0f} µs, {at_once:4.0%} start within 10 µs")
+
+# %%
 text = "Half of ResNet's kernels start within 2 µs, half of the recommender's after 0.7 ms or more."
 show(chapter_14.figure_of_delays(trainings), text)
 
@@ -458,15 +461,23 @@ def as_row(event):
 
 
 # %% [markdown]
-# The gradients are 8.4 MB, and buckets close at 4 MB. How many all-reduces does each of the three steps have?
+# **Predict.** The gradients are 8.4 MB, and buckets close at 4 MB. How many all-reduces does each of the three steps have?
+
+# %%
+in_steps = predict("all-reduces in the first, second and third step", ..., count=3)
 
 # %%
 own_rows = launch(recorded, backend="gloo")[0]
 step_rows = [row for row in own_rows if row.kind == "step"]
+counted = []
 for number, step in enumerate(step_rows):
     inside = [row for row in own_rows if step.start_us <= row.start_us < step.end_us]
     sizes = [row.bytes for row in inside if row.name == "gloo:all_reduce"]
-    print(f"step {number}: {len(sizes)} all-reduces, of", *(f"{size:,}" for size in sizes), "bytes")
+    counted.append(len(sizes))
+    print(f"step {number}, bytes in each all-reduce:", *(f"{size:,}" for size in sizes))
+in_steps.measured(counted)
+
+# %%
 print(f"hidden behind computing: about {chapter_14.share_hidden(own_rows):.0%}")
 text = "Your rank 0, third step: backward computes and calls; gloo's threads carry it out."
 chapter_14.draw_lanes(own_rows, step_rows[-1].start_us, step_rows[-1].end_us, text)
