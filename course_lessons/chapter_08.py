@@ -244,4 +244,5 @@ NumelIn=25427968, NumelOut=25427968, Timeout(ms)=600000) ran for 600017 millisec
 [PG 1 Rank 0] Exception (either an error or timeout) detected by watchdog at work: 1516, \
 last enqueued NCCL work: 1516, last completed NCCL work: 1515.
 [Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1517, OpType=ALLREDUCE, \
-NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600026 milliseconds"""
+NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600026 milliseconds
+[PG 1 Rank 1] Exception (either an error or timeout) ..."""

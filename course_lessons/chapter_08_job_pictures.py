@@ -217,7 +217,7 @@ _SHADES = {
     "shows it": "#009E7344",
     "notices": "#F0E44288",
     "luck": "#E69F0088",
-    "another": "#D55E00BB",
+    "wrong rank": "#D55E00BB",
     "silent": "white",
 }
 

@@ -67,7 +67,7 @@ from course_utils import (
 # ## 1 · It hangs
 #
 # Three ranks take five steps. The "gradient" of step *k* is *k*, so the average over ranks must be *k* too. On rank 1 the batch of step 2 is broken,
-# and a careful programmer has written: skip it. In which step will the other ranks hang?
+# and a careful programmer has written: skip it.
 
 
 # %%
@@ -83,6 +83,9 @@ def skip_alone():
         dist.all_reduce(gradient)
         print(f"step {step}: average {gradient[0] / dist.get_world_size():.2f}")
 
+
+# %% [markdown]
+# **Predict.** In which step will the other ranks hang?
 
 # %%
 hangs_in = predict("ranks 0 and 2 hang in step", ...)
@@ -183,7 +186,7 @@ plot_calls(error)
 
 # %% [markdown]
 # **Both** ranks wait, each in a different call. DDP's forward sends rank 0's buffers, here of the batch norm, to everyone. Rank 1 doesn't evaluate, so what answers rank 0's evaluation is rank 1's next training
-# step. The picture shows the last five calls. The ranks part in #8, just before these.
+# step. The picture begins with #8, the call in which the ranks part.
 
 # %% [markdown]
 # `uneven` has three batches on rank 0 and two on rank 1, as in chapters 04 and 07.
@@ -330,7 +333,7 @@ pictures.draw_waits(errors)
 # %% [markdown]
 # ## 4 · It lies
 #
-# Two ranks add up two metrics. Each has a loss of 0.5 and 90 right answers, so the sums must be 1 and 180. Rank 1 begins with the other metric: its dictionary was filled in a different order.
+# Two ranks add up two metrics. Each has a loss of 0.5 and 90 right answers, so the sums must be 1 and 180. Rank 0 has a branch of its own, and somebody has written the two lines of the other branch in a different order.
 
 
 # %%
@@ -344,6 +347,9 @@ def add_metrics():
         dist.all_reduce(loss)
     return [loss.item(), right.item()]
 
+
+# %% [markdown]
+# **Predict.** Which two sums does rank 0 really get, the loss first?
 
 # %%
 rank_0_gets = predict("loss and right answers on rank 0, added up", ..., count=2)
@@ -428,6 +434,9 @@ def send_shapes(sizes):
     return tensor.tolist()
 
 
+# %% [markdown]
+# **Predict.** One rank hands 3 numbers to `all_reduce`, the other one 4. Does it hang, lie or die?
+
 # %%
 symptoms = ("hangs", "lies", "dies")
 sum_3_4 = predict("all_reduce of 3 and 4 numbers", ..., choices=symptoms)
@@ -501,6 +510,8 @@ for rank in range(4):
 
 # %% [markdown]
 # An exit code below zero is the number of a signal. `-15` is SIGTERM, with which `torchrun` ends all the other ranks as soon as it has seen one fail. In this job it called **rank 3** the root cause.
+#
+# **Predict.** Which rank do you look at first?
 
 # %%
 first = predict("the rank to look at first", ..., choices=(0, 1, 2, 3))
@@ -791,6 +802,8 @@ jobs.finish(first.values())
 # ### What is written anyway
 #
 # Now you are called. Each rank has a `stderr.log`. Part 6 said how to read it: leave out echoes, and see what is left.
+#
+# **Predict.** At its end `torchrun` names a root cause. In how many of the six failures can you be sure that it is right?
 
 # %%
 by_root_cause = predict("of six failures, torchrun's root cause is sure to be right in", ...)
@@ -1031,7 +1044,7 @@ print("\nmonitored_barrier: ", from_detail(*at_barrier))
 # ### Who says what
 #
 # A tool *names it* if its own words have the culprit's number. It *shows it* if we find the culprit by comparing what it has of both ranks. It *notices* if it says that something
-# failed, but not who. `torchrun`'s root cause may also name *another* rank, or be right only by *luck*.
+# failed, but not who. `torchrun`'s root cause may also name the *wrong rank*, or be right only by *luck*.
 
 # %% [markdown]
 # Mind that this judge knows the answer, and there are only two ranks: with eight, compare each rank with what most of them did.
@@ -1040,7 +1053,7 @@ print("\nmonitored_barrier: ", from_detail(*at_barrier))
 # %%
 def verdict(tool, words):
     if tool == "root cause" and "rank 0" in words:
-        return "luck" if "rank 1" in words else "another"
+        return "luck" if "rank 1" in words else "wrong rank"
     if not re.search(r"[Rr]anks?\W*1", words):
         return "notices" if words else "silent"
     return "shows it" if tool in ("stacks", "flight recorder") else "names it"
@@ -1076,7 +1089,7 @@ for line in chapter_08.WATCHDOG.splitlines():
 job_pictures.draw_watchdog(chapter_08.WATCHDOG)
 
 # %% [markdown]
-# Rank 0 is stuck in a call of 25,427,968 numbers, most likely a bucket of gradients. Rank 1 is stuck in one of a single number. Both are in group 1, as the full log says, so the two ranks can't have made the same calls: rank 1 is past call 1516, which rank 0 has not completed. What rank 1's call 1516 was
+# Rank 0 is stuck in a call of 25,427,968 numbers, most likely a bucket of gradients. Rank 1 is stuck in one of a single number. Both are in group 1, `PG 1`, so the two ranks can't have made the same calls: rank 1 is past call 1516, which rank 0 has not completed. What rank 1's call 1516 was
 # isn't in these lines. Part 5 has shown how a call can end on one rank alone.
 
 # %% [markdown]

@@ -76,6 +76,14 @@ def test_only_the_last_collectives_are_drawn(drawn):
     assert [word for word, row in said if row < 0] == ["#6", "#7", "#8", "#9", "#10"]
 
 
+def test_a_row_of_calls_that_differ_is_drawn_from_its_beginning(shown):
+    same, differ = [ALL] * 4, [BROADCAST] * 7
+    plot_calls(hang(same + differ, same + [BARRIER] * 7))
+    assert shown.text.startswith("Collectives #5 to #11 of ranks 0 and 1: #5 differs in kind")
+    plot_calls(hang(differ * 2, [BARRIER] * 14))
+    assert shown.text.startswith("Collectives #7 to #14")
+
+
 def test_a_recording_shows_two_collectives_that_were_swapped(shown):
     places = [("line 3", "line 4"), ("line 4", "line 3")]
     events = [
