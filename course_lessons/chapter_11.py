@@ -89,9 +89,7 @@ def draw_delivery(week: Path, counts: Sequence[int]) -> None:
         axes.set(title=name, ylim=(0.9 * min(values), 1.03 * max(values)), yticks=[])
         axes.set_xticks(range(RANKS), map("part {}".format, range(RANKS)))
         axes.spines[["top", "right", "left"]].set_visible(False)
-    show(
-        figure, "Equal bytes, and yet part 3 has fewer characters and a batch less (axes are cut)."
-    )
+    show(figure, "Equal bytes, yet part 3 has fewer characters and one batch fewer (axes are cut).")
 
 
 def arrived(batch: torch.Tensor | None) -> torch.Tensor:
@@ -217,7 +215,7 @@ def draw_lives(lives: Sequence[Sequence[tuple[int, int]]], saved_step: int) -> N
 # What an answer of part 3 gets: how many windows each batch of a rank has.
 HANDS: dict[str, Callable[[int, int], list[int]]] = {
     "equal batches": lambda rank, world_size: [3, 3],
-    "a batch less on the last rank": lambda rank, world_size: (
+    "one batch fewer on the last rank": lambda rank, world_size: (
         [4, 4] if rank == world_size - 1 else [4, 4, 2]
     ),
     "unequal batches, nothing on rank 0": lambda rank, world_size: (

@@ -141,8 +141,8 @@ suspects = {
     "1: rank 0 stops": {"stops": 0},
     "2: rank 2 stops": {"stops": 2},
     "3: rank 3 stops": {"stops": 3},
-    "4: rank 3 has a batch less": {"counts": (3, 3, 3, 2)},
-    "5: rank 3 has a batch more": {"counts": (3, 3, 3, 4)},
+    "4: rank 3 has one batch fewer": {"counts": (3, 3, 3, 2)},
+    "5: rank 3 has one batch more": {"counts": (3, 3, 3, 4)},
     "6: rank 3 skips a batch": {"skips": 3},
     "control: all have three": {},
 }
@@ -379,6 +379,7 @@ chapter_11.draw_traces({"yours": chapter_11.traces_of(week, before=None, after=m
 
 # %%
 desk.show("wednesday/torn")
+desk.show("wednesday/metrics")
 
 # %% [markdown]
 # Tuesday's last row in `metrics.csv` is that of epoch 3, so Wednesday began with epoch 4. Ben's saves within epoch 4 would say 4. This file says 5, so it's the save at the end of epoch 4. (Saves within epoch 5 come after Wednesday's first row, and there is no such row.) Monday's script makes that save too: Ben's change raised the risk, but it wasn't the cause.
