@@ -174,6 +174,33 @@ def weights_apart(first: Method, second: Method, steps: int = 8) -> float:
     return launch(differ, world_size=4)[0]
 
 
+def _models_by_step(method: Method, steps: int) -> list[int]:
+    counts = []
+
+    def counted(network: nn.Module) -> tuple:
+        model, after_step = method(network)
+
+        def afterwards(step: int) -> None:
+            after_step(step)
+            weights = nn.utils.parameters_to_vector(network.parameters()).detach()
+            of_all = [torch.empty_like(weights) for _ in range(dist.get_world_size())]
+            dist.all_gather(of_all, weights)
+            counts.append(len(torch.stack(of_all).unique(dim=0)))
+
+        return model, afterwards
+
+    train(counted, steps=steps)
+    return counts
+
+
+def print_models(methods: Mapping[str, Method], steps: int = 9) -> None:
+    """Print how many different models four ranks have after each step."""
+    print(f"{'different models after step':28}", *range(1, steps + 1))
+    every_row = launch(lambda: [_models_by_step(m, steps) for m in methods.values()], world_size=4)
+    for name, counts in zip(methods, every_row[0], strict=True):
+        print(f"{name:28}", *counts)
+
+
 # ---- the table -----------------------------------------------------------------------------------
 
 
@@ -428,11 +455,24 @@ def print_decisions(
     candidates: Mapping[str, Candidate],
     all_compute_ms: Sequence[float],
 ) -> None:
-    """Print what a learner's function chooses, with and without overlap."""
-    print(f"{'a step computes for':22}{'nothing overlaps':26}all that can overlap does")
+    """Print what a learner's function chooses, with and without overlap, and what that takes."""
+    print("the least time per progress, and the method that takes it")
+    print(f"{'a step computes for':22}{'nothing overlaps':32}all that can overlap does")
     for compute_ms in all_compute_ms:
-        choices = [choose(dict(candidates), compute_ms, overlap) for overlap in (False, True)]
-        print(f"{compute_ms:10g} ms{'':9}{choices[0]:26}{choices[1]}")
+        cells = []
+        for overlap in (False, True):
+            name = choose(dict(candidates), compute_ms, overlap)
+            ms = ms_per_progress(candidates[name], compute_ms, overlap)
+            cells.append(f"about {ms:.2f} ms, {name}")
+        print(f"{compute_ms:10g} ms{'':9}{cells[0]:32}{cells[1]}")
+
+
+def ms_per_progress(candidate: Candidate, compute_ms: float, overlap: bool) -> float:
+    """Of a step that computes for so long, with what is hidden behind backward or without."""
+    exposed_ms = candidate.messages_ms
+    if overlap and candidate.in_backward:
+        exposed_ms = max(0.0, exposed_ms - BACKWARD * compute_ms)
+    return (compute_ms + exposed_ms) / candidate.progress
 
 
 def lines_of(candidates: Mapping[str, Candidate]) -> Iterator[str]:

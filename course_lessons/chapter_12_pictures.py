@@ -9,12 +9,12 @@ import torch.distributed as dist
 from matplotlib.axes import Axes
 
 from course_lessons.chapter_12 import (
-    BACKWARD,
     PERIOD,
     SLOW_MS,
     Candidate,
     Table,
     half_apart,
+    ms_per_progress,
 )
 from course_lessons.drawing import answers_to_draw, bare
 from course_utils import show
@@ -246,7 +246,7 @@ def draw_shares(shares: Sequence[float], ranks: Sequence[int]) -> None:
     kept = [100 * shares[rank - 1] for rank in ranks]
     axes.plot(ranks, kept, "o", color="#0072B2")
     axes.set(xscale="log", xticks=ranks, xticklabels=ranks, ylim=(0, 105))
-    axes.set(xlabel="rank of the product", ylabel="% of squared norm")
+    axes.set(xlabel="rank of the product", ylabel="% of the gradient's\nsquared norm")
     axes.spines[["top", "right"]].set_visible(False)
     show(figure, "Four columns of 64 can hold nine tenths of one rank's gradient of 256 × 64.")
 
@@ -408,7 +408,8 @@ def draw_decision(
         for name, color, mark in zip(names, OKABE_ITO, _MARKS, strict=False):
             times = []
             for compute_ms in all_compute_ms:
-                times.append(_time_per_progress(candidates[name], compute_ms, overlap))
+                ms = ms_per_progress(candidates[name], compute_ms, overlap)
+                times.append(ms / compute_ms)
             axis.plot(all_compute_ms, times, color=color, marker=mark, label=name)
         bare(axis, xscale="log", xlabel="computing of a step (ms)", title=title)
         axis.set_xticks(all_compute_ms, [f"{compute_ms:g}" for compute_ms in all_compute_ms])
@@ -420,7 +421,7 @@ def draw_decision(
         for axis, overlap in zip(panels, (False, True), strict=True):
             for compute_ms in all_compute_ms:
                 chosen = candidates[choose(dict(candidates), compute_ms, overlap)]
-                height = _time_per_progress(chosen, compute_ms, overlap)
+                height = ms_per_progress(chosen, compute_ms, overlap) / compute_ms
                 axis.plot(compute_ms, height, "o", ms=16, mfc="none", mec="black")
     except Exception as error:  # a learner's function may raise anything
         print(f"No circles yet: {choose.__name__} raises {type(error).__name__}: {error}")
@@ -433,11 +434,3 @@ def draw_decision(
         "or hidden under it."
     )
     show(figure, text, caption)
-
-
-def _time_per_progress(candidate: Candidate, compute_ms: float, overlap: bool) -> float:
-    """In units of computing."""
-    exposed_ms = candidate.messages_ms
-    if overlap and candidate.in_backward:
-        exposed_ms = max(0.0, exposed_ms - BACKWARD * compute_ms)
-    return (compute_ms + exposed_ms) / candidate.progress / compute_ms

@@ -21,6 +21,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook as post_local_sgd
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power_sgd
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
     bf16_compress_hook,
@@ -297,7 +298,9 @@ fewer.measured(round(ratio, 1), within=0.1)
 # %%
 shares = launch(chapter_12.squared_shares, world_size=1)[0]
 for rank in (1, 2, 4, 8):
-    print(f"rank {rank}: at best about {100 * shares[rank - 1]:.0f} % of the squared norm")
+    print(
+        f"rank {rank}: at best about {100 * shares[rank - 1]:.0f} % of the gradient's squared norm"
+    )
 pictures.draw_shares(shares, (1, 2, 4, 8))
 
 # %% [markdown]
@@ -382,20 +385,52 @@ table.measure("every 16 steps", every(16), exchanges=1)
 # A 16th of the bytes **and** of the latencies. PyTorch ships this as [PeriodicModelAverager](https://docs.pytorch.org/docs/stable/distributed.optim.html); `PostLocalSGDOptimizer` calls it after each step of your optimiser.
 
 # %% [markdown]
-# It averages at call `warmup_steps` + 1, then every `period` calls, so `warmup_steps=period - 1` gives our rhythm. With a real warm-up, let DDP average gradients meanwhile, or the ranks drift apart. `post_localSGD_hook` does that, with `start_localSGD_iter` equal to `warmup_steps`. After the warm-up it goes on averaging gradients within each node, unless its state has `post_local_gradient_allreduce=False`. Here are 8 steps of the averager next to `every(4)`:
+# It averages at call `warmup_steps` + 1, then every `period` calls, so `warmup_steps=period - 1` gives our rhythm. Here are 8 steps of the averager next to `every(4)`:
 
 
 # %%
-def pytorchs_averager(period):
+def pytorchs_averager(period, warm_up):
     def method(network):
-        averager = PeriodicModelAverager(period, warmup_steps=period - 1)
+        averager = PeriodicModelAverager(period, warmup_steps=warm_up)
         return network, lambda step: averager.average_parameters(network.parameters())
 
     return method
 
 
-apart = chapter_12.weights_apart(every(4), pytorchs_averager(4))
+apart = chapter_12.weights_apart(every(4), pytorchs_averager(4, warm_up=3))
 print("ours and PyTorch's differ by", apart)
+
+# %% [markdown]
+# With a real warm-up, let DDP average gradients meanwhile, or the ranks drift apart. That's **post-local SGD** ([Lin and others, 2018](https://arxiv.org/abs/1808.07217)). `post_localSGD_hook` does it, with `start_localSGD_iter` equal to `warmup_steps`. After the warm-up it goes on averaging gradients within each node, unless its state has `post_local_gradient_allreduce=False`. Here four ranks play two nodes:
+
+
+# %%
+def post_local(period, warm_up, **options):
+    def method(network):
+        node, _ = dist.new_subgroups(2)  # two ranks are a node
+        state = post_local_sgd.PostLocalSGDState(None, node, warm_up, **options)
+        model = DistributedDataParallel(network)
+        model.register_comm_hook(state, post_local_sgd.post_localSGD_hook)
+        _, average = pytorchs_averager(period, warm_up)(network)
+        return model, average
+
+    return method
+
+
+# %% [markdown]
+# We warm up for 4 steps and then take the mean of the weights every 4 steps. After each of 9 steps we count how many different models the four ranks have:
+
+# %%
+alone = {"post_local_gradient_allreduce": False}
+methods = {
+    "averager without hook": pytorchs_averager(4, warm_up=4),
+    "averager and hook": post_local(4, warm_up=4),
+    "the same, but alone": post_local(4, warm_up=4, **alone),
+}
+chapter_12.print_models(methods)
+
+# %% [markdown]
+# Without the hook, all four drift apart during the warm-up. With it they stay one model up to the mean at step 5. From then on there are two models, one for each node, or four if each rank trains alone. The mean at step 9 makes them one again.
 
 # %% [markdown]
 # **DiLoCo** ([Douillard and others, 2023](https://arxiv.org/abs/2311.08105)) treats an exchange as a step. Its gradient is the mean over ranks of (weights at the last exchange − weights now). An **outer** optimiser steps along it: SGD with Nesterov momentum 0.9 and rate 0.7. With rate 1 and no momentum you'd get the plain mean. You'll write it in lab 12, as `outer_step`.

@@ -174,6 +174,7 @@ def test_no_rank_is_in_the_group_before_the_last_has_arrived(lesson):
     times = [result["times"] for result in results]
     last = max(arrived for _, arrived, _, _ in times)
     assert all(joined >= last for _, _, joined, _ in times)
+    assert times[0][2] - times[0][0] > 0.6
     assert all(a <= b for moments in times for a, b in itertools.pairwise(moments))
 
 
