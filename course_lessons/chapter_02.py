@@ -18,6 +18,7 @@ from IPython.display import Markdown, display
 
 from course_lessons.drawing import reason_of
 from course_utils import hardware, launch, show
+from course_utils.launcher.deadlines import Deadline
 from course_utils.launcher.errors import WorkerError
 from course_utils.pictures.style import rank_style
 
@@ -212,7 +213,7 @@ def run(script: str, *commands: str, timeout_s: float = 100) -> list[list[str]]:
     Args:
         script: The text of `script.py`, which is written to a folder of its own.
         commands: What you would type in a terminal, such as `python script.py --epochs 3`.
-        timeout_s: After so many seconds the commands are ended.
+        timeout_s: After so many seconds, on a slow machine later, the commands are ended.
     """
     loopback = {"GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo"}
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "start_new_session": True}
@@ -224,7 +225,8 @@ def run(script: str, *commands: str, timeout_s: float = 100) -> list[list[str]]:
             program = _program(command)
             started.append(subprocess.Popen(program, cwd=folder, text=True, **options))
         try:
-            outputs = [process.communicate(timeout=timeout_s)[0] for process in started]
+            deadline = Deadline(timeout_s)
+            outputs = [_output_of(process, deadline) for process in started]
         finally:
             for process in started:
                 if process.poll() is None:
@@ -233,6 +235,20 @@ def run(script: str, *commands: str, timeout_s: float = 100) -> list[list[str]]:
     for command, printed in zip(commands, lines, strict=True):
         print(f"$ {command}", *printed, sep="\n")
     return lines
+
+
+def _output_of(process: subprocess.Popen, deadline: Deadline) -> str:
+    """What a process has printed by its end.
+
+    Raises:
+        subprocess.TimeoutExpired: the deadline was over first.
+    """
+    while True:
+        try:
+            return process.communicate(timeout=1)[0]
+        except subprocess.TimeoutExpired:
+            if deadline.is_over():
+                raise
 
 
 def _program(command: str) -> list[str]:

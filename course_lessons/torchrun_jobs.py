@@ -23,6 +23,8 @@ import torch.distributed as dist
 import torch.distributed.run
 from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
+from course_utils.launcher.deadlines import Deadline
+
 _HEAD = """import faulthandler, os, signal, sys, time
 from datetime import timedelta
 from pathlib import Path
@@ -43,6 +45,8 @@ except Exception:
 _COMMAND = ["--standalone", "--nproc-per-node=2", "--log-dir=logs", "--redirects=3"]
 _COMMAND += ["--monitor-interval=0.2", "train.py"]
 _SPOILED = "spoiled checkpoint"  # the failure that is in a file, not in the script
+_PY_SPY_S = 5.0  # then the signal is tried
+_ANSWER_S = 1.0  # long enough for a process to write where it stands, on a quiet machine
 _fork = multiprocessing.get_context("fork")
 
 
@@ -91,6 +95,7 @@ class Jobs:
     def _prepare(self, folder: Path, fault: str) -> None:
         """Write the script and the checkpoint of both ranks."""
         folder.mkdir()
+        (folder / "stacks").mkdir()
         sources = [inspect.getsource(function) for function in self._functions]
         tail = _TAIL.format(main=self._functions[-1].__name__)
         (folder / "train.py").write_text("\n\n".join([_HEAD, *sources, tail]))
@@ -117,19 +122,9 @@ class Jobs:
 
     def _place_of(self, fault: str, rank: int, pid: int) -> str:
         """The line of train.py in which a process is: by py-spy, or else by the signal."""
-        stack = ""
-        with suppress(OSError, subprocess.SubprocessError):
-            spy = shutil.which("py-spy") or Path(sys.executable).with_name("py-spy")
-            command = [spy, "dump", "--pid", str(pid)]
-            plain = {**os.environ, "CLICOLOR_FORCE": "0", "NO_COLOR": "1"}  # a kernel wants colours
-            streams: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 5}
-            stack = subprocess.run(command, env=plain, **streams).stdout
+        stack = _stack_by_py_spy(pid)
         if not stack:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGUSR1)
-            time.sleep(0.1)
-            file = self.folder_of(fault) / f"stack{rank}"
-            stack = file.read_text().rpartition("most recent")[2]
+            stack = _stack_by_signal(pid, self.folder_of(fault) / "stacks" / f"rank{rank}")
         lines = re.findall(r"train\.py(?::|\", line )(\d+)", stack)
         return self.code(fault, int(lines[0])) if lines else ""
 
@@ -157,6 +152,33 @@ class Jobs:
     def cleanup(self) -> None:
         """Remove all folders."""
         self._folder.cleanup()
+
+
+def _stack_by_py_spy(pid: int) -> str:
+    """Return the stack of a process, empty where py-spy isn't installed or may not look."""
+    stack = ""
+    with suppress(OSError, subprocess.SubprocessError):
+        spy = shutil.which("py-spy") or Path(sys.executable).with_name("py-spy")
+        command = [spy, "dump", "--pid", str(pid)]
+        plain = {**os.environ, "CLICOLOR_FORCE": "0", "NO_COLOR": "1"}  # a kernel wants colours
+        streams: dict[str, Any] = {"capture_output": True, "text": True}
+        stack = subprocess.run(command, env=plain, timeout=_PY_SPY_S, **streams).stdout
+    return stack
+
+
+def _stack_by_signal(pid: int, file: Path) -> str:
+    """Return what a process writes into this file on SIGUSR1, empty if it has ended."""
+    bytes_before = file.stat().st_size
+    try:
+        os.kill(pid, signal.SIGUSR1)
+    except ProcessLookupError:
+        return ""
+    deadline = Deadline(_ANSWER_S)
+    while file.stat().st_size == bytes_before and not deadline.is_over():
+        time.sleep(0.05)
+    time.sleep(0.1)  # it may write in several pieces
+    answer = file.read_bytes()[bytes_before:].decode(errors="replace")
+    return answer.rpartition("most recent")[2]
 
 
 def _torchrun(folder: Path, settings: dict[str, str], command: list[str], typed: bool) -> None:

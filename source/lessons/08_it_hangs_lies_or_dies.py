@@ -734,7 +734,7 @@ def leave(*_):
 def main(fault):
     dist.init_process_group("gloo", timeout=timedelta(seconds=6))
     rank = dist.get_rank()
-    faulthandler.register(signal.SIGUSR1, open(f"stack{rank}", "w"))
+    faulthandler.register(signal.SIGUSR1, open(f"stacks/rank{rank}", "w"))
     signal.signal(signal.SIGTERM, leave)
     print(f"rank {rank} is process {os.getpid()}", flush=True)
     try:
@@ -766,7 +766,7 @@ heard_s = launch(hears_late, backend="gloo")[0]
 pictures.draw_signal(1, heard_s, timeout_s=3)
 
 # %% [markdown]
-# The signal was heard when the group's timeout ended the call. `train.py` has a timeout of 6 s, so its waiting ranks save the recorder's content, the **dump**, in time. With gloo's default of 30 minutes they would not: 30 s after SIGTERM (or what `--shutdown-timeout` says) `torchrun` sends SIGKILL, after which no `finally` runs.
+# The signal was heard when the group's timeout ended the call. `train.py` has a timeout of 6 s, so its waiting ranks save the recorder's content, the **dump**, in time. With gloo's default of 30 minutes they would not: 30 s after SIGTERM `torchrun` sends SIGKILL, after which no `finally` runs. (Its `--shutdown-timeout` changes these 30 s only for a `torchrun` that is itself told to end, and not after a rank has failed.)
 
 # %% [markdown]
 # The functions go into a file `train.py`, which ends by calling `record(main)(sys.argv[1])`. `record` is `torch.distributed.elastic.multiprocessing.errors.record`: it writes an exception of `main` into a file that `torchrun` reads.

@@ -7,6 +7,7 @@ import subprocess
 import time
 from datetime import timedelta
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import labs
 import pytest
@@ -363,6 +364,13 @@ def test_torch_is_as_patient_as_the_chapter_says():
     assert agent["shutdown_timeout"].default == 30  # from SIGTERM to SIGKILL
     assert dist.constants.default_pg_timeout == timedelta(minutes=30)
     assert dist.constants.default_pg_nccl_timeout in (None, timedelta(minutes=10))
+
+
+def test_torchruns_shutdown_timeout_is_not_used_after_a_rank_has_failed():
+    agent = Mock(spec=LocalElasticAgent, _shutdown_timeout=3)
+    LocalElasticAgent._stop_workers(agent, Mock())
+    agent._shutdown.assert_called_once_with()
+    assert inspect.signature(LocalElasticAgent._shutdown).parameters["timeout"].default == 30
 
 
 def test_a_shell_calls_the_death_by_sigkill_137():
