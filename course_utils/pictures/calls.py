@@ -22,7 +22,7 @@ from course_utils.pictures.style import show
 from course_utils.record.event import Event, Meeting, meetings
 
 _LAST = 5  # collectives
-_MOST = 8  # where calls differ from an earlier one on
+_MOST = 8  # if the calls before the last five differ as well
 _WIDE = 2.5  # of a cell, which is 1 high
 _MISSING = {"linewidth": 2, "linestyle": "--"}
 _DIFFERS = {"linewidth": 2, "edgecolor": INK}
@@ -67,7 +67,9 @@ def plot_calls(source: WorkerTimeout | Trace | Explanation, caption: str = "") -
     if not collectives:
         raise ValueError("no rank is known to have called a collective: look at its messages")
     of_one_group = _of_one_group(collectives, open_calls)
-    shown = _from_the_first_that_differs(of_one_group)
+    earlier, shown = of_one_group[-_MOST:-_LAST], of_one_group[-_LAST:]
+    while earlier and difference(shown[0]) and difference(earlier[-1]):
+        shown.insert(0, earlier.pop())
     figure = draw(shown, open_calls)
     show(figure, words(shown), caption or words(shown, in_short=True))
 
@@ -84,17 +86,6 @@ def _recorded(source: WorkerTimeout | Trace | Explanation) -> _Recorded:
         events += whereabouts.calls
         open_calls += whereabouts.open_calls
     return _Recorded(events, len(source.waiting), open_calls)
-
-
-def _from_the_first_that_differs(collectives: list[Meeting]) -> list[Meeting]:
-    """The last five, and those before them that differ in one row with the first of the five."""
-    begin = max(len(collectives) - _LAST, 0)
-    earliest = max(len(collectives) - _MOST, 0)
-    while begin > earliest:
-        if difference(collectives[begin]) is None or difference(collectives[begin - 1]) is None:
-            break
-        begin -= 1
-    return collectives[begin:]
 
 
 def _of_one_group(collectives: list[Meeting], open_calls: list[Event]) -> list[Meeting]:

@@ -200,7 +200,7 @@ with two_hosts(disk.name) as hosts:
         hosts.run(f"by_host_name.py {place} 0 1", f"by_host_name.py {place} 1 1")
         print("they met: on one machine, every address of a host leads to it")
     except RuntimeError as error:
-        print(re.findall(r"RuntimeError: .*", str(error))[-1])
+        print(re.findall(r"RuntimeError: [^$\n]*", str(error))[-1])  # gloo adds $1
         address = re.findall(r"remote=\[([\d.]+)", str(error))[-1]
         left.measured(address)
         chapter_09_pictures.draw_doors(hosts, address)
@@ -505,8 +505,7 @@ print("parameters at the end:    ", all(torch.equal(*pair) for pair in pairs))
 # They agree bit for bit: two forked ranks of this notebook on one side, four processes on two hosts with a death in the middle on the other. That works only if everything that the next step depends on is in the checkpoint or follows from the epoch, as the sampler's order does. Add momentum, dropout or a schedule, and their states must be in it too.
 
 # %% [markdown]
-# `fresh`, in the folded cell, is there for a reason. By default the agents keep one store for all lives; new ranks then sometimes read an address that a dead rank left there, and knock
-# in vain. We saw it happen in some runs with torch 2.15; it [has been reported](https://github.com/pytorch/pytorch/issues/135712) before.
+# `fresh`, in the folded cell, makes the ranks of every life open a new store, instead of sharing that of their agents. With a shared one, ranks [have read addresses of an earlier life](https://github.com/pytorch/pytorch/issues/135712).
 
 # %% [markdown]
 # **Check yourself.** The checkpoint is on the shared disk. What if each host had its own?
@@ -911,7 +910,7 @@ for world_size in (1, 2):
     print(f"by launch, world size {world_size}: {by_launch:.4f}")
 
 # %% [markdown]
-# One rank gets the same to four decimals, because the 64 samples of a step are the same 64, whoever takes them.
+# One rank gets the same four decimals, because the 64 samples of a step are the same 64, whoever takes them.
 
 # %% [markdown]
 # ### Slurm: `srun` starts the ranks
@@ -1171,6 +1170,23 @@ print(log, end="")
 # makes the process group, and calls it.
 
 # %% [markdown]
+# These lines are what you write on a real cluster. `FailureConfig(max_failures=1)` forgives one death, and `STRICT_SPREAD` refuses to put both ranks on one node.
+
+
+# %% tags=["part-ray", "row-E5"]
+def under_ray(folder):
+    from ray.train import FailureConfig, RunConfig, ScalingConfig
+    from ray.train.torch import TorchTrainer
+
+    trainer = TorchTrainer(
+        lambda: train(load_from_ray, save_to_ray),
+        scaling_config=ScalingConfig(num_workers=2, placement_strategy="STRICT_SPREAD"),
+        run_config=RunConfig(storage_path=folder, failure_config=FailureConfig(max_failures=1)),
+    )
+    return trainer.fit().return_value
+
+
+# %% [markdown]
 # Ray Train also keeps checkpoints: what rank 0 gives to `ray.train.report`, the workers of the next life get from `get_checkpoint`. All ranks have to call `report`.
 
 
@@ -1189,6 +1205,10 @@ def load_from_ray(network):
     return step
 
 
+# %% [markdown]
+# Rank 1 kills itself in its first life, when step 12 is done and not yet reported.
+
+
 # %% tags=["part-ray", "row-E5"]
 def save_to_ray(step, network):
     from ray.train import Checkpoint, report
@@ -1205,24 +1225,7 @@ def save_to_ray(step, network):
 
 
 # %% [markdown]
-# Rank 1 kills itself in its first life, when step 12 is done and not yet reported. `FailureConfig(max_failures=1)` forgives one death. These lines are what you write on a real cluster:
-
-
-# %% tags=["part-ray", "row-E5"]
-def under_ray(folder):
-    from ray.train import FailureConfig, RunConfig, ScalingConfig
-    from ray.train.torch import TorchTrainer
-
-    trainer = TorchTrainer(
-        lambda: train(load_from_ray, save_to_ray),
-        scaling_config=ScalingConfig(num_workers=2, placement_strategy="STRICT_SPREAD"),
-        run_config=RunConfig(storage_path=folder, failure_config=FailureConfig(max_failures=1)),
-    )
-    return trainer.fit().return_value
-
-
-# %% [markdown]
-# `STRICT_SPREAD` refuses to put both ranks on one node. The folded cells make the cluster: `Cluster` is Ray's tool for tests, which plays two nodes on one machine.
+# The folded cells make the cluster: `Cluster` is Ray's tool for tests, which plays two nodes on one machine.
 
 # %% [markdown]
 # Ray listens on many ports, and by
