@@ -79,7 +79,8 @@ class Entry:
         self.fn: Callable | None = None
         lines = text.splitlines(keepends=True)
         if lines != linecache.getlines(file):  # else a hang would be told without its lines
-            linecache.cache[file] = (len(text), None, lines, file)
+            size = len(text)
+            linecache.cache[file] = (size, None, lines, file)
 
     @classmethod
     def of(cls, fn: Callable) -> "Entry":
@@ -88,7 +89,8 @@ class Entry:
         if code is None:
             raise Refused(f"A function is wanted, and this is {fn!r:.60}.")
         file = code.co_filename
-        text = "".join(linecache.getlines(file))
+        lines = linecache.getlines(file)
+        text = "".join(lines)
         return cls(fn.__name__, text, file)
 
     def __call__(self, *arguments: Any) -> Any:
@@ -120,7 +122,8 @@ def _fenced(text: str, name: str) -> ast.Module:
             kept.append(node)
         elif isinstance(node, ast.Import | ast.ImportFrom):
             for alias in node.names:
-                imported.add(alias.asname or alias.name)
+                name_here = alias.asname or alias.name
+                imported.add(name_here)
     tree.body = kept
     _refuse_problems(tree, imported)
     if name not in functions:
@@ -133,7 +136,8 @@ def _parsed(text: str) -> ast.Module:
         return ast.parse(text)
     except SyntaxError as error:
         line = error.lineno
-        raise Refused(f"Line {line}: {error.msg}.") from None
+        problem = error.msg
+        raise Refused(f"Line {line}: {problem}.") from None
     except (RecursionError, MemoryError, ValueError) as error:
         raise Refused(f"It cannot be read: {error}") from None
 
@@ -143,29 +147,23 @@ def _refuse_problems(tree: ast.Module, imported: set[str]) -> None:
     known = {*PLAIN, *_MODULES, *_bound(tree)}
     problems = []
     for node in ast.walk(tree):
-        for problem in _problems_of(node, known, imported):
-            problems.append((node.lineno, node.end_col_offset, problem))
+        problems_of_node = list(_wrong(node))
+        if isinstance(node, ast.Name) and node.id not in known:
+            problems_of_node.append(_unknown(node.id, imported))
+        for problem in problems_of_node:
+            place = (node.lineno, node.end_col_offset)
+            problems.append((place, problem))
     if problems:
-        line, _column, problem = min(problems)
+        (line, _column), problem = min(problems)
         raise Refused(f"Line {line}: {problem}")
 
 
-def _problems_of(node: ast.AST, known: set[str], imported: set[str]) -> Iterator[str]:
-    yield from _wrong(node)
-    yield from _unknown(node, known, imported)
-
-
-def _unknown(node: ast.AST, known: set[str], imported: set[str]) -> Iterator[str]:
-    """Yields what is wrong with a name that is not among the known ones."""
-    if not isinstance(node, ast.Name):
-        return
-    name = node.id
-    if name in known:
-        return
+def _unknown(name: str, imported: set[str]) -> str:
+    """What is wrong with a name that is not among the known ones."""
     reason = "it is not defined in this cell, and an entry is one cell"
     if name in imported or hasattr(builtins, name):
         reason = "an entry has plain Python, torch, math and the messages of dist"
-    yield f"{name} is not to be had here: {reason}."
+    return f"{name} is not to be had here: {reason}."
 
 
 def _wrong(node: ast.AST) -> Iterator[str]:
@@ -177,7 +175,8 @@ def _wrong(node: ast.AST) -> Iterator[str]:
         yield from _wrong_attribute(node)
     if isinstance(node, ast.keyword):
         return
-    is_read = isinstance(getattr(node, "ctx", None), ast.Load)
+    context = getattr(node, "ctx", None)
+    is_read = isinstance(context, ast.Load)
     for field in ("id", "name", "arg"):
         name = getattr(node, field, None)
         if not name:
@@ -207,7 +206,8 @@ def _wrong_attribute(node: ast.Attribute) -> Iterator[str]:
 
 def _what_there_is(owner: str) -> str:
     if owner == "dist":
-        words = ", ".join(sorted(_NAMES_OF["dist"]))
+        names = sorted(_NAMES_OF["dist"])
+        words = ", ".join(names)
         return f"An all-reduce is to be made of messages alone: dist has {words}."
     if owner == "torch":
         functions = TORCH - {"Tensor"}

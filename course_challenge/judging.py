@@ -22,6 +22,7 @@ from course_utils import check
 from course_utils.network.trace import Trace
 
 NAME = "all_reduce"
+ROUNDING = 1 - 1e-9  # so much of the bound, since times are sums of rounded numbers
 _TOO_FAST = (
     "{}: done after {:.6g} µs, and {:.6g} µs is the least that is possible. Either the judge has "
     "a hole or the proof has: please open an issue. Until then it does not count."
@@ -36,7 +37,9 @@ class Case(NamedTuple):
     size: str = ""
 
     def __str__(self) -> str:
-        size = self.size or f"{self.numbers} numbers"
+        size = self.size
+        if not size:
+            size = f"{self.numbers} numbers"
         return f"{self.league}, {size}"
 
 
@@ -71,26 +74,32 @@ class Score:
                 of_league.append(percent)
         if not of_league:
             return 0.0
-        mean = sum(of_league) / len(of_league)
+        total = sum(of_league)
+        mean = total / len(of_league)
         return round(mean, 1)
 
     def __repr__(self) -> str:
         if self.why:
             return f"{self.name} scores 0.\n\n{self.why}"
-        rows = [["percent of the bound", *LEAGUES]]
+        header = ["percent of the bound", *LEAGUES]
+        rows = [header]
         for world_size, size in itertools.product(WORLD_SIZES, SIZES):
-            row = [f"{world_size} ranks, {size}"]
-            for league in LEAGUES:
-                run = Run(league, world_size, size)
-                percent = self.percents[run]
-                row.append(f"{percent:.1f}")
-            rows.append(row)
-        last_row = [f"{self.name} scores"]
-        for league in LEAGUES:
-            score = self[league]
-            last_row.append(f"{score:.1f}")
-        rows.append(last_row)
+            label = f"{world_size} ranks, {size}"
+            percents = [self.percents[Run(league, world_size, size)] for league in LEAGUES]
+            rows.append(_row(label, percents))
+        label = f"{self.name} scores"
+        scores = [self[league] for league in LEAGUES]
+        rows.append(_row(label, scores))
         return table(rows)
+
+
+def _row(label: str, numbers: Iterable[float], digits: int = 1) -> list[str]:
+    """A row of a table: numbers with so many digits behind the point."""
+    row = [label]
+    for number in numbers:
+        rounded = f"{number:.{digits}f}"
+        row.append(rounded)
+    return row
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
@@ -129,7 +138,8 @@ def cases() -> list[Case]:
 
 def spec(tensors: list[Tensor], leagues: list[str]) -> list[Tensor]:
     """What an all-reduce is."""
-    return [sum(tensors)] * len(tensors)
+    total = sum(tensors)
+    return [total] * len(tensors)
 
 
 def inputs(rank: int, world_size: int, case: Case) -> tuple[Tensor, str]:
@@ -191,7 +201,7 @@ def tried(entry: Callable, **options: Any) -> Outcome:
 
 def percents(outcome: Outcome, algorithms: Iterable[str]) -> dict[Run, float]:
     """The percentage of each run that counts, by the slowest time it took; raises Refused."""
-    times_us: dict[Run, float] = {}
+    times_us = {}  # by run
     for world_size, case, trace in outcome.traces:
         if not case.size:
             continue
@@ -206,8 +216,10 @@ def percents(outcome: Outcome, algorithms: Iterable[str]) -> dict[Run, float]:
         league = LEAGUES[run.league]
         nbytes = SIZES[run.size]
         bound_us = league.bound_us(run.world_size, nbytes)
-        if time_us < bound_us * (1 - 1e-9):
-            raise Refused(_TOO_FAST.format(run, time_us, bound_us))
+        least_us = bound_us * ROUNDING
+        if time_us < least_us:
+            sentence = _TOO_FAST.format(run, time_us, bound_us)
+            raise Refused(sentence)
         result[run] = 100 * bound_us / time_us
     return result
 
@@ -227,7 +239,9 @@ def _refuse_uneven(trace: Trace) -> None:
     for message in trace.schedule("ring").messages:
         sent = message.sent
         taken = message.taken
-        if sent.kind != "send" or sent.bytes == taken.bytes:
+        if sent.kind != "send":
+            continue
+        if sent.bytes == taken.bytes:
             continue
         ready = f"rank {taken.rank} is ready for {taken.bytes} bytes there."
         raise Refused(f"{sent!r}: {ready}")
@@ -235,12 +249,11 @@ def _refuse_uneven(trace: Trace) -> None:
 
 def bounds() -> str:
     """The least time, in microseconds, by league, number of ranks and size."""
-    rows = [["least µs", *LEAGUES]]
+    header = ["least µs", *LEAGUES]
+    rows = [header]
     for n, size in itertools.product(WORLD_SIZES, SIZES):
+        label = f"{n} ranks, {size}"
         nbytes = SIZES[size]
-        row = [f"{n} ranks, {size}"]
-        for league in LEAGUES.values():
-            bound_us = league.bound_us(n, nbytes)
-            row.append(f"{bound_us:.2f}")
-        rows.append(row)
+        bounds_us = [league.bound_us(n, nbytes) for league in LEAGUES.values()]
+        rows.append(_row(label, bounds_us, digits=2))
     return table(rows)

@@ -4,36 +4,39 @@ import json
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from course_challenge import judging
 from course_challenge.leagues import LEAGUES
 
+Row = dict[str, Any]  # a line of a leaderboard
 REFERENCE = Path(__file__).with_name("reference.jsonl")  # baselines and the house record
 
 
-def read(paths: Iterable[Path]) -> list[dict]:
+def read(paths: Iterable[Path]) -> list[Row]:
     """The lines of leaderboard files; those that are none are left out, with a word."""
     rows = []
     for path in paths:
-        lines = path.read_text(encoding="utf-8").splitlines()
-        for number, line in enumerate(lines, 1):
+        text = path.read_text(encoding="utf-8")
+        for number, line in enumerate(text.splitlines(), 1):
             try:
                 rows.append(_row(line))
             except (ValueError, KeyError, TypeError):
-                print(f"{path.name}, line {number}: no line of a leaderboard", file=sys.stderr)
+                place = f"{path.name}, line {number}"
+                print(f"{place}: no line of a leaderboard", file=sys.stderr)
     return rows
 
 
-def _row(line: str) -> dict:
+def _row(line: str) -> Row:
     """A line of a leaderboard file.
 
     Raises:
         ValueError, KeyError, TypeError: It is none.
     """
     row = json.loads(line)
-    name = str(row["name"])[:40]
+    name = str(row["name"])
     score = float(row["score"])
-    row = {**row, "name": name, "score": score}
+    row = {**row, "name": name[:40], "score": score}
     if row["league"] not in LEAGUES:
         raise ValueError(row)
     if not 0 <= score <= 100:
@@ -41,7 +44,7 @@ def _row(line: str) -> dict:
     return row
 
 
-def merged(rows: Iterable[dict]) -> list[dict]:
+def merged(rows: Iterable[Row]) -> list[Row]:
     """The best of each name in each league."""
     best = {}  # by name and league
     for row in rows:
@@ -52,14 +55,16 @@ def merged(rows: Iterable[dict]) -> list[dict]:
     return list(best.values())
 
 
-def board(rows: Iterable[dict] | None = None) -> str:
+def board(rows: Iterable[Row] | None = None) -> str:
     """All names in all leagues, best mean first; by default the baselines and the house record."""
     if rows is None:
         rows = read([REFERENCE])
     scores_by_name = {}  # in each league
     for row in merged(rows):
-        scores = scores_by_name.setdefault(row["name"], {})
-        scores[row["league"]] = row["score"]
+        name = row["name"]
+        league = row["league"]
+        scores = scores_by_name.setdefault(name, {})
+        scores[league] = row["score"]
     totals = {}
     for name, scores in scores_by_name.items():
         totals[name] = sum(scores.values())
@@ -71,12 +76,13 @@ def board(rows: Iterable[dict] | None = None) -> str:
         line = [name]
         for league in LEAGUES:
             score = scores.get(league, 0.0)
-            line.append(f"{score:.1f}")
+            points = f"{score:.1f}"
+            line.append(points)
         lines.append(line)
     return judging.table(lines)
 
 
-def rows_of(score: judging.Score, name: str) -> list[dict]:
+def rows_of(score: judging.Score, name: str) -> list[Row]:
     """A score as lines of a leaderboard, with the entry, so that others can judge it again."""
     rows = []
     for league in LEAGUES:
@@ -87,17 +93,18 @@ def rows_of(score: judging.Score, name: str) -> list[dict]:
     return rows
 
 
-def write(path: Path, rows: Iterable[dict]) -> None:
+def write(path: Path, rows: Iterable[Row]) -> None:
     """Writes a line for each row."""
     text = ""
     for row in rows:
-        text += json.dumps(row) + "\n"
+        row_json = json.dumps(row)
+        text += f"{row_json}\n"
     path.write_text(text, encoding="utf-8")
 
 
-def judged_again(rows: list[dict]) -> list[dict]:
+def judged_again(rows: list[Row]) -> list[Row]:
     """The rows that have an entry, with the scores that their entries get here."""
-    scores: dict[str, judging.Score] = {}
+    scores: dict[str, judging.Score] = {}  # by entry
     judged_rows = []
     for row in rows:
         entry = row.get("entry")
@@ -105,7 +112,8 @@ def judged_again(rows: list[dict]) -> list[dict]:
             continue
         if entry not in scores:
             scores[entry] = judging.judged(entry, row["name"])
+        score = scores[entry]
         league = row["league"]
-        score = scores[entry][league]
-        judged_rows.append(row | {"score": score})
+        judged_row = row | {"score": score[league]}
+        judged_rows.append(judged_row)
     return judged_rows

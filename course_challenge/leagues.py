@@ -33,26 +33,31 @@ class League(NamedTuple):
         late = [0.0] * trace.world_size
         late[-1] = self.late_us
         replay = trace.replay(self.network, compute=tuple(late))
-        return max(replay.finish_us) - self.late_us
+        last_us = max(replay.finish_us)
+        return last_us - self.late_us
 
 
 def flat_us(n: int, size: float) -> float:
     """2(n - 1) copies of each number; or all n - 1 at first hand; or something arrives later."""
     w = size * BETA
     others = n - 1
-    all_copies = ALPHA + 2 * others / n * w
+    copies = 2 * others / n
+    all_copies = ALPHA + copies * w
     first_hand = ALPHA + others * w
-    mixed = 2 * ALPHA + w - ALPHA / others
+    two_hops = 2 * ALPHA + w
+    mixed = two_hops - ALPHA / others
     without_copies = min(first_hand, mixed)
     return max(all_copies, without_copies)
 
 
 def slow_link_us(n: int, size: float) -> float:
     """Ranks 0 and 1 wait for the slow link, or get everything through another rank."""
+    w = size * BETA
     over_it = SLOWER * ALPHA
-    around_it = 2 * ALPHA + size * BETA
+    around_it = 2 * ALPHA + w
     slow_link = min(over_it, around_it)
-    return max(flat_us(n, size), slow_link)
+    flat = flat_us(n, size)
+    return max(flat, slow_link)
 
 
 def two_levels_us(n: int, size: float) -> float:
@@ -61,12 +66,17 @@ def two_levels_us(n: int, size: float) -> float:
     far = size * BETA
     in_node = n // 2
     into_nodes = 2 * far
-    within_nodes = (n - 2) * near
-    all_copies = NEAR_ALPHA + (into_nodes + 2 * within_nodes) / n
-    from_afar = ALPHA + (into_nodes + within_nodes) / n
+    not_first_in_node = n - 2
+    within_nodes = not_first_in_node * near
+    copies = into_nodes + 2 * within_nodes
+    all_copies = NEAR_ALPHA + copies / n
+    copies_from_afar = into_nodes + within_nodes
+    from_afar = ALPHA + copies_from_afar / n
     first_hand = ALPHA + in_node * far
-    overlapped = NEAR_ALPHA * NEAR_BETA / (in_node * BETA)
-    mixed = NEAR_ALPHA + ALPHA + near - overlapped
+    far_beta = in_node * BETA
+    overlapped = NEAR_ALPHA * NEAR_BETA / far_beta
+    two_hops = NEAR_ALPHA + ALPHA + near
+    mixed = two_hops - overlapped
     without_copies = min(first_hand, mixed)
     return max(all_copies, from_afar, without_copies)
 
@@ -76,15 +86,17 @@ def late_rank_us(n: int, size: float) -> float:
     w = size * BETA
     others = n - 1
     one_hop = others * w
-    two_hops = others * (ALPHA + w) / n
+    hop = ALPHA + w
+    two_hops = others * hop / n
     fewest_hops = min(one_hop, two_hops)
     return ALPHA + max(w, fewest_hops)
 
 
 _FLAT = Network(latency_us=ALPHA, gbit_s=80)
-_SLOW_LINKS = dict.fromkeys([(0, 1), (1, 0)], float(SLOWER))
+_SLOW_LINKS = {(0, 1): float(SLOWER), (1, 0): float(SLOWER)}
 _SLOW = Network(latency_us=ALPHA, gbit_s=80, slow_links=_SLOW_LINKS)
-_NODES = Network(latency_us=NEAR_ALPHA, gbit_s=800, nodes=2, between=(ALPHA, 80))
+_BETWEEN_NODES = (ALPHA, 80)
+_NODES = Network(latency_us=NEAR_ALPHA, gbit_s=800, nodes=2, between=_BETWEEN_NODES)
 LEAGUES = {
     "flat": League(_FLAT, flat_us),
     "slow link": League(_SLOW, slow_link_us),

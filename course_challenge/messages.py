@@ -40,7 +40,14 @@ class Waiting:
 
 
 def _handed_over(tensor: Tensor) -> Tensor:
-    return tensor.detach().clone(memory_format=torch.contiguous_format)
+    """What stands in a tensor now, in the order of its numbers."""
+    detached = tensor.detach()
+    return detached.clone(memory_format=torch.contiguous_format)
+
+
+def _room_for(tensor: Tensor) -> Tensor:
+    """Where a message arrives that goes into a tensor later."""
+    return torch.empty(tensor.shape, dtype=tensor.dtype)
 
 
 def isend(tensor: Tensor, dst: int, tag: int = 0) -> Waiting:
@@ -52,7 +59,7 @@ def isend(tensor: Tensor, dst: int, tag: int = 0) -> Waiting:
 
 def irecv(tensor: Tensor, src: int, tag: int = 0) -> Waiting:
     """Receive, without waiting."""
-    arrived = torch.empty(tensor.shape, dtype=tensor.dtype)
+    arrived = _room_for(tensor)
     work = dist.irecv(arrived, int(src), tag=tag)
     return Waiting(work, (tensor, arrived))
 
@@ -65,14 +72,17 @@ def send(tensor: Tensor, dst: int, tag: int = 0) -> None:
 
 def recv(tensor: Tensor, src: int, tag: int = 0) -> None:
     """Receive."""
-    arrived = torch.empty(tensor.shape, dtype=tensor.dtype)
+    arrived = _room_for(tensor)
     dist.recv(arrived, int(src), tag=tag)
     tensor.copy_(arrived)
 
 
 def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Waiting]:
     """Hand several over at once."""
-    return [op(tensor, peer) for op, tensor, peer in p2p_op_list]
+    waiting = []
+    for op, tensor, peer in p2p_op_list:
+        waiting.append(op(tensor, peer))
+    return waiting
 
 
 def get_rank() -> int:
@@ -88,5 +98,6 @@ def get_world_size() -> int:
 _FUNCTIONS = (isend, irecv, send, recv, batch_isend_irecv, get_rank, get_world_size)
 WORDS = {function.__name__: function for function in _FUNCTIONS}
 for _function in (*_FUNCTIONS, Waiting.wait):  # so that a recording names the entry's line
-    _function.__code__ = _function.__code__.replace(co_filename="<frozen messages>")
+    _code = _function.__code__
+    _function.__code__ = _code.replace(co_filename="<frozen messages>")
 MESSAGES = SimpleNamespace(**WORDS, P2POp=P2POp)

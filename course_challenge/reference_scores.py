@@ -27,11 +27,15 @@ def torchs_own(x, league):
 
 
 NAMES = *BASELINES, "house record", "torch's own"
+Scores = dict[str, judging.Score]  # by name
 
 
-def scores(names: Iterable[str] = NAMES) -> dict[str, judging.Score]:
+def scores(names: Iterable[str] = NAMES) -> Scores:
     """What is given, judged, or some of it."""
-    return {name: _judged(name) for name in names}
+    scores_by_name = {}
+    for name in names:
+        scores_by_name[name] = _judged(name)
+    return scores_by_name
 
 
 def _judged(name: str) -> judging.Score:
@@ -40,16 +44,17 @@ def _judged(name: str) -> judging.Score:
         return judging.judged(text, name)
     if name == "torch's own":
         return _everywhere(name, torchs_own, ("ring", "tree", "direct"))
-    return _everywhere(name, BASELINES[name], ("ring",))
+    baseline = BASELINES[name]
+    return _everywhere(name, baseline, ("ring",))
 
 
 def _everywhere(name: str, fn: Callable, algorithms: tuple[str, ...]) -> judging.Score:
     """The score of what sends the same in each league: recorded once, and timed in all of them."""
-    cases = []
+    each_size_once = []
     for case in judging.cases():
         if case.size and case.league == "flat":
-            cases.append(case)
-    outcome = judging.tried(fn, cases=cases)
+            each_size_once.append(case)
+    outcome = judging.tried(fn, cases=each_size_once)
     traces = []
     for league in LEAGUES:
         for n, case, trace in outcome.traces:
@@ -60,13 +65,13 @@ def _everywhere(name: str, fn: Callable, algorithms: tuple[str, ...]) -> judging
     return judging.Score(name, percents=percents)
 
 
-def rows(scores_by_name: dict[str, judging.Score]) -> list[dict]:
+def rows(scores_by_name: Scores) -> list[dict]:
     """As they stand in the file: without the entries."""
     without_entries = []
     for name, score in scores_by_name.items():
-        for row in leaderboard.rows_of(score, name):
-            del row["entry"]
-            without_entries.append(row)
+        without_entries += leaderboard.rows_of(score, name)
+    for row in without_entries:
+        del row["entry"]
     return without_entries
 
 
@@ -74,5 +79,6 @@ if __name__ == "__main__":
     judged = scores()
     for score in judged.values():
         print(score, end="\n\n")
-    leaderboard.write(leaderboard.REFERENCE, rows(judged))
+    judged_rows = rows(judged)
+    leaderboard.write(leaderboard.REFERENCE, judged_rows)
     print(leaderboard.board())

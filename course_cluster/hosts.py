@@ -78,8 +78,10 @@ def two_hosts(disk: str | Path = ".", form: str = "auto") -> Iterator[Hosts]:
     with contextlib.ExitStack() as stack:
         folder = Path(disk)
         why = ""
+        first_choice = form
+        if form == "auto":
+            first_choice = "namespaces"
         try:
-            first_choice = "namespaces" if form == "auto" else form
             hosts = _built(stack, first_choice, folder)
         except RuntimeError as error:
             if form != "auto":
@@ -117,8 +119,9 @@ def _built(stack: contextlib.ExitStack, form: str, disk: Path) -> Hosts:
 
 def _plug_in(first: Host, second: Host) -> None:
     """Join two network namespaces by two cables, and give their ends addresses."""
+    other_space = second.watcher.pid
     for name in ("eth0", "eth1"):
-        first.ip(f"link add {name} type veth peer name {name} netns {second.watcher.pid}")
+        first.ip(f"link add {name} type veth peer name {name} netns {other_space}")
     for host in (first, second):
         host.ip(f"address add {host.address}/24 dev eth0")
         host.ip(f"address add {host.outside}/24 dev eth1")

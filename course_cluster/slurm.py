@@ -87,7 +87,9 @@ class Job:
     @property
     def log(self) -> str:
         """What the script and its tasks have written."""
-        return self._path.read_text() if self._path.exists() else ""
+        if not self._path.exists():
+            return ""
+        return self._path.read_text()
 
     def wait_for(self, text: str, timeout_s: float = 120.0) -> str:
         """Return the log once it contains `text`.
@@ -118,10 +120,15 @@ class Recording:
 
     def submit(self, script: str) -> Job:
         """Take the job as done, with the log that it had under a real Slurm."""
-        log = self.nodes[0].disk / f"{script}.log"
+        log = self._log_of(script)
         recorded = json.loads(RECORDED.read_text())
         log.write_text(recorded[script])
         return Job("1", log)
+
+    def _log_of(self, script: str) -> Path:
+        """Where a batch script and its tasks write."""
+        first = self.nodes[0]
+        return first.disk / f"{script}.log"
 
 
 class Slurm(Recording):
@@ -142,14 +149,17 @@ class Slurm(Recording):
             "PATH": os.pathsep.join(map(str, programs)),
             "SLURM_CONF": f"{folder}/slurm.conf",
         }
+        line_with_plugins = ""
         if plugins:
             self._env["LD_LIBRARY_PATH"] = f"{plugins}{os.pathsep}{plugins.parent}"
-        self._configure(folder, f"PluginDir={plugins}" if plugins else "")
+            line_with_plugins = f"PluginDir={plugins}"
+        self._configure(folder, line_with_plugins)
         munge = f"{munged} --foreground --force --socket={folder}/munge.socket"
         for name in MUNGE:
             munge += f" --{name}-file={folder}/munge.{name}"
-        nodes[0].start(munge, self._env)
-        nodes[0].start(f"{control} -D", self._env)
+        first = nodes[0]
+        first.start(munge, self._env)
+        first.start(f"{control} -D", self._env)
         stepd = daemon.replace("slurmd", "slurmstepd")
         for number, node in enumerate(nodes, 1):
             node.run(f"mount --bind {folder}/hosts /etc/hosts")
@@ -188,7 +198,7 @@ class Slurm(Recording):
 
     def submit(self, script: str) -> Job:
         """Hand a batch script over by `sbatch`."""
-        log = self.nodes[0].disk / f"{script}.log"
+        log = self._log_of(script)
         log.unlink(missing_ok=True)
         printed = self.run(f"sbatch --parsable --output={log.name} {script}")
         number = printed.strip()

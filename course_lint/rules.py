@@ -77,7 +77,9 @@ def meets_under_rank(script: Script) -> Findings:
             f"{meeting} needs every rank, but the condition in line {condition.lineno} "
             "lets only some ranks come here, so these wait for the others for ever."
         )
-        shown = SHARDED if "sharded" in meeting else HANGS
+        shown = HANGS
+        if "sharded" in meeting:
+            shown = SHARDED
         yield Finding(call.lineno, "meets-under-rank", sentence, shown)
 
 
@@ -151,8 +153,9 @@ def _is_half_of_a_protocol(script: Script, call: ast.Call, condition: ast.AST) -
 
     So does the signal that rank 0 sends in a callback, and that the others await in a loop.
     """
-    has_one_peer = _keyword(call, "src") or _keyword(call, "dst")
-    if not has_one_peer:
+    sender = _keyword(call, "src")
+    receiver = _keyword(call, "dst")
+    if not sender and not receiver:
         return False
     text = ast.unparse(call)
     for other in script.calls:
@@ -320,7 +323,9 @@ def _met_before_it_was_swallowed(
 
 def _goes_on(handler: ast.ExceptHandler) -> bool:
     """Whether a handler neither raises nor leaves the loop or the program."""
-    caught = ast.unparse(handler.type) if handler.type else ""
+    caught = ""
+    if handler.type:
+        caught = ast.unparse(handler.type)
     if _has_word(caught, _ENDS_ALL):
         return False
     for node in ast.walk(handler):
@@ -463,7 +468,9 @@ def _line_that_seeds_alike(script: Script) -> int | None:
         if any(map(script.depends_on_rank, call.args)):
             return None
         lines.append(call.lineno)
-    return lines[0] if lines else None
+    if not lines:
+        return None
+    return lines[0]
 
 
 def _is_torchs(script: Script, call: ast.Call) -> bool:
@@ -560,7 +567,8 @@ def past_the_wrapper(script: Script) -> Findings:
             continue
         above = script.parent[call]
         if isinstance(above, ast.Attribute) and above.attr == "module":
-            yield _past(call.lineno, ast.unparse(call.func))
+            wrapper = ast.unparse(call.func)
+            yield _past(call.lineno, wrapper)
     for node in script.nodes(ast.Assign):
         if not _is_inner_module(script, node.value):
             continue
@@ -587,7 +595,9 @@ def _trains_past(function: Function | None, inner: str, wrapper: str) -> bool:
     called = set()
     for call in calls_in(function.body):
         called.add(ast.unparse(call.func))
-    if inner not in called or wrapper in called:
+    if inner not in called:
+        return False
+    if wrapper in called:
         return False
     return any(name.endswith(".backward") for name in called)
 

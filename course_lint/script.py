@@ -79,7 +79,8 @@ class Script:
         self.calls_of: dict[str, Calls] = {}  # by the last part of the name called
         for call in self.calls:
             name = self.called(call)
-            self.calls_of.setdefault(name, []).append(call)
+            calls_of_name = self.calls_of.setdefault(name, [])
+            calls_of_name.append(call)
         self.by_rank = self._names_by_rank()
         self.global_ranks = self._global_ranks()
         self.replicas = self._names_made_by(DDP)
@@ -160,8 +161,9 @@ class Script:
         if _asks_whether_there_is_a_group(node):
             return False
         if isinstance(node, ast.Name):
-            name = node.id
-            return name in _RANKS or name in self.by_rank
+            if node.id in _RANKS:
+                return True
+            return node.id in self.by_rank
         if isinstance(node, ast.Attribute):
             if node.attr in _RANKS:
                 return True
@@ -179,7 +181,9 @@ class Script:
     def _returns_by_rank(self, call: ast.Call) -> bool:
         """Whether what a call returns differs from rank to rank."""
         name = self.called(call)
-        if name in _ASKS_FOR_RANK or name in _RANKS:
+        if name in _ASKS_FOR_RANK:
+            return True
+        if name in _RANKS:
             return True
         if self._variable_read(call) in _RANK_VARIABLES:
             return True
@@ -228,6 +232,7 @@ class Script:
 
     def _global_ranks(self) -> set[str]:
         """Names whose value is the global rank itself, in a script that has several nodes."""
+        self.global_ranks: set[str] = set()
         names = set()
         assigned = _assignments(self.tree)
         for name, values in assigned.items():
@@ -238,7 +243,7 @@ class Script:
     def is_global_rank(self, node: ast.AST) -> bool:
         """Whether an expression is the global rank, as `dist.get_rank()` is."""
         if isinstance(node, ast.Name):
-            return node.id in getattr(self, "global_ranks", set())
+            return node.id in self.global_ranks
         if not isinstance(node, ast.Subscript | ast.Call):
             return False
         if self._variable_read(node) == "RANK":
@@ -278,7 +283,9 @@ class Script:
     def _is_of_torch(self, call: ast.Call) -> bool:
         name = self.called(call)
         full_name = self.name(call.func)
-        if "torch.distributed" in full_name or full_name.startswith("dist."):
+        if "torch.distributed" in full_name:
+            return True
+        if full_name.startswith("dist."):
             return True
         if name not in _CLEAR:
             return False
@@ -455,15 +462,18 @@ def _targets(node: ast.AST) -> list[ast.expr]:
         return [target for target in node.targets if isinstance(target, _NAMES)]
     if not isinstance(node, ast.AnnAssign):
         return []
-    target = node.target
-    if not node.value or not isinstance(target, ast.Name):
+    if node.value is None:
         return []
-    return [target]
+    if not isinstance(node.target, ast.Name):
+        return []
+    return [node.target]
 
 
 def has_else(condition: ast.AST) -> bool:
     """Whether it is an `if` statement with a second branch."""
-    return isinstance(condition, ast.If) and bool(condition.orelse)
+    if not isinstance(condition, ast.If):
+        return False
+    return bool(condition.orelse)
 
 
 def blocks(node: ast.AST) -> Iterator[Block]:

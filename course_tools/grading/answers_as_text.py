@@ -26,6 +26,8 @@ from course_tools.child_process import in_child_process
 from course_utils.launcher import transport
 
 PROOF = {"course": "passed"}  # in the metadata of an output: `require` came to its end
+Namespace = dict[str, Any]  # by name, what it stands for
+NameList = list[str]
 
 
 class StandIn:
@@ -67,7 +69,7 @@ class Answers:
         names: The kernel's, in which the teacher's cells run.
     """
 
-    def __init__(self, names: dict[str, Any]) -> None:
+    def __init__(self, names: Namespace) -> None:
         self.names = names
         self.kernel_pid = os.getpid()
         self.texts: dict[str, str] = {}  # by label
@@ -75,7 +77,7 @@ class Answers:
         self.loaded: set[str] = set()  # labels
         self.last_check: Any = None  # the function, the options of `check`, and the outcome
 
-    def add(self, label: str, text: str, functions: list[str], values: list[str]) -> None:
+    def add(self, label: str, text: str, functions: NameList, values: NameList) -> None:
         """Keep an answer's text, with a stand-in for every function that it has to define.
 
         Where it has to bind values, such as recordings, a process of its own works them out.
@@ -91,13 +93,16 @@ class Answers:
             answered = in_child_process(work_out)
             self.names.update(answered)
 
-    def _values(self, label: str, names: list[str]) -> dict[str, Any]:
+    def _values(self, label: str, names: NameList) -> Namespace:
         """What an answer binds to these names; raises what the answer has raised."""
         self.load(label)
         error = self.failed.get(label)
         if error is not None:
             raise error
-        return {name: self.names[name] for name in names}
+        values = {}
+        for name in names:
+            values[name] = self.names[name]
+        return values
 
     def load(self, label: str) -> None:
         """Run an answer's text and those that it needs, once, in a process that judges nothing.
@@ -107,7 +112,8 @@ class Answers:
         if os.getpid() == self.kernel_pid:
             raise RuntimeError("an answer is run by ranks only, not by the kernel that judges")
         given = self._given_names()
-        wanted = needed(label, self.texts, given) - self.loaded
+        wanted = needed(label, self.texts, given)
+        wanted -= self.loaded
         for known_label, text in self.texts.items():
             if known_label not in wanted:
                 continue
@@ -141,34 +147,44 @@ class Answers:
 
 def compiled(label: str, text: str | ast.Module) -> CodeType:
     """A text, or a part of it, in the form that runs; a traceback calls it by its label."""
-    return compile(text, f"<{label}>", "exec", dont_inherit=True)
+    file = file_of(label)
+    return compile(text, file, "exec", dont_inherit=True)
+
+
+def file_of(label: str) -> str:
+    """What tracebacks have in the place of a file's name, since the text is in no file."""
+    return f"<{label}>"
 
 
 def remember_lines(label: str, text: str) -> None:
     """Let tracebacks know the lines of a text that is in no file."""
-    file = f"<{label}>"
+    file = file_of(label)
+    size = len(text)
     lines = text.splitlines(keepends=True)
     changed_at = None  # of what is in no file: linecache does not look for one then
-    linecache.cache[file] = (len(text), changed_at, lines, file)
+    linecache.cache[file] = (size, changed_at, lines, file)
 
 
-def run_statements(label: str, text: str, names: dict[str, Any]) -> BaseException | None:
+def run_statements(label: str, text: str, names: Namespace) -> BaseException | None:
     """Run a text statement by statement, past those that fail; returns what the first one raised.
 
     In a notebook a learner may try an answer out in its own cell; where ranks run it, that fails.
     """
+    file = file_of(label)
     try:
-        statements = ast.parse(text, f"<{label}>").body
+        module = ast.parse(text, file)
     except (SyntaxError, ValueError, RecursionError) as error:
         return error
     first_error = None
     future_imports = []  # they hold for all that follows, each of which is compiled by itself
-    for statement in statements:
-        if isinstance(statement, ast.ImportFrom) and statement.module == "__future__":
-            future_imports.append(statement)
+    for statement in module.body:
+        match statement:
+            case ast.ImportFrom(module="__future__"):
+                future_imports.append(statement)
         part = ast.Module([*future_imports, statement], [])
         try:
-            exec(compiled(label, part), names)
+            code = compiled(label, part)
+            exec(code, names)
         except BaseException as error:  # a SystemExit, too: what follows may still be right
             first_error = first_error or error
     return first_error
@@ -177,7 +193,7 @@ def run_statements(label: str, text: str, names: dict[str, Any]) -> BaseExceptio
 _answers: Answers  # of the notebook that is graded
 
 
-def begin(names: dict[str, Any]) -> None:
+def begin(names: Namespace) -> None:
     """From now on `course_utils.check` expects answers as text."""
     global _answers
     _answers = Answers(names)
@@ -185,7 +201,7 @@ def begin(names: dict[str, Any]) -> None:
     transport.Unpickler = careful.Unpickler
 
 
-def answer(label: str, text: str, functions: list[str], values: list[str]) -> None:
+def answer(label: str, text: str, functions: NameList, values: NameList) -> None:
     """Keep an answer, and the names that it has to bind: those of the teacher's, which is not told.
 
     Where the kernel had the teacher's text, its ranks would have it too.
@@ -207,17 +223,19 @@ def require(**more: Any) -> None:
     display(outcome)
     outcome.require()
     if more:
-        outcome = _answers.check(fn, **options | more)
+        all_options = options | more
+        outcome = _answers.check(fn, **all_options)
         display(outcome)
         outcome.require()
     display({"text/plain": "all points"}, raw=True, metadata=PROOF)
 
 
-def bound(text: str) -> tuple[list[str], list[str]]:
+def bound(text: str) -> tuple[NameList, NameList]:
     """The names that a cell binds at its top level: by def or class, and by assignment."""
-    functions: list[str] = []
-    values: list[str] = []
-    for statement in ast.parse(text).body:
+    functions: NameList = []
+    values: NameList = []
+    module = ast.parse(text)
+    for statement in module.body:
         match statement:
             case ast.FunctionDef() | ast.ClassDef():
                 functions.append(statement.name)
@@ -249,7 +267,8 @@ def needed(label: str, texts: Mapping[str, str], given: Set[str] = frozenset()) 
         wanted = set()
         for known_label in labels:
             names = names_by_label[known_label]
-            wanted |= names.used - names.bound - given
+            wanted |= names.used - names.bound
+        wanted -= given
         binding = set()
         for known_label, names in names_by_label.items():
             if names.bound & wanted:
@@ -276,7 +295,8 @@ def binds_and_uses(text: str) -> Names:
     for table in _tables(module):
         is_of_module = table is module
         for symbol in table.get_symbols():
-            if not is_of_module and not symbol.is_global():
+            is_global = is_of_module or symbol.is_global()
+            if not is_global:
                 continue
             name = symbol.get_name()
             is_defined = is_of_module and symbol.is_namespace()

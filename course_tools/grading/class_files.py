@@ -47,15 +47,22 @@ def text_of(path: Path) -> str:
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         lines_above = error.object.count(b"\n", 0, error.start)
-        place = f"line {lines_above + 1} of {path.name}"
+        place = _line_of(path, lines_above + 1)
         advice = "save it as UTF-8 (a spreadsheet calls that CSV UTF-8)"
         raise BuildError(f"{place} is not UTF-8: {advice}") from None
 
 
+def _line_of(path: Path, number: int) -> str:
+    """How a teacher is told where something is wrong."""
+    return f"line {number} of {path.name}"
+
+
 def same(name: str) -> str:
     """What names are compared by: small letters, composed, one blank between words."""
-    composed = unicodedata.normalize("NFC", name.casefold())
-    return " ".join(composed.split())
+    small = name.casefold()
+    composed = unicodedata.normalize("NFC", small)
+    words = composed.split()
+    return " ".join(words)
 
 
 def is_folder_name(name: str) -> bool:
@@ -73,15 +80,23 @@ class Learners:
 
     def add(self, name: str) -> str:
         """The learner whom a folder belongs to, who is new if nobody is called that."""
-        return self.names.setdefault(same(name), name)
+        key = same(name)
+        return self.names.setdefault(key, name)
 
     def known(self, name: str) -> str | None:
         """The learner of that name, if there is one."""
-        return self.names.get(same(name))
+        key = same(name)
+        return self.names.get(key)
+
+    def call(self, name: str, folder: str) -> None:
+        """Let the learner who has this folder be known by a name, too."""
+        key = same(name)
+        self.names[key] = folder
 
     def all(self) -> list[str]:
         """Each learner once, by the name that class.txt or else the folder has."""
-        return sorted(set(self.names.values()))
+        folders = set(self.names.values())
+        return sorted(folders)
 
 
 def read_class(path: Path) -> Learners:
@@ -95,16 +110,15 @@ def read_class(path: Path) -> Learners:
         return learners
     lines = text_of(path).splitlines()
     for number, line in enumerate(lines, 1):
-        names = []
-        for part in re.split(r"[,;\t]", line):
-            name = part.strip()
-            if name:
-                names.append(name)
+        parts = re.split(r"[,;\t]", line)
+        stripped = map(str.strip, parts)
+        names = list(filter(None, stripped))
         try:
             for name in names:
                 _add_name(learners, name, folder=names[0])
         except ValueError as error:
-            raise BuildError(f"line {number} of {path.name}: {error}") from None
+            place = _line_of(path, number)
+            raise BuildError(f"{place}: {error}") from None
     if not learners.names:
         raise BuildError(f"{path.name} names nobody: write a learner on each line, or remove it")
     return learners
@@ -119,8 +133,8 @@ def _add_name(learners: Learners, name: str, folder: str) -> None:
         raise ValueError(f"{name} is {known} already")
     first, *last = name.split()
     canvas_name = "".join(last) + first  # such as lovelaceada
-    learners.names[same(name)] = folder
-    learners.names[same(canvas_name)] = folder
+    learners.call(name, folder)
+    learners.call(canvas_name, folder)
 
 
 def read_marks(path: Path, learners: Learners, possible: Possible) -> list[Mark]:
@@ -141,7 +155,7 @@ def read_marks(path: Path, learners: Learners, possible: Possible) -> list[Mark]
     if not columns >= COLUMNS:
         wanted = ", ".join(sorted(COLUMNS))
         raise BuildError(f"{path.name} needs the columns {wanted}")
-    marks: dict[tuple[str, ...], Mark] = {}
+    marks = {}  # by learner, lab and exercise
     for line in table:
         if not any(line.values()):
             continue
@@ -151,14 +165,16 @@ def read_marks(path: Path, learners: Learners, possible: Possible) -> list[Mark]
             if marked in marks:
                 raise ValueError("that mark was given above")
         except ValueError as error:
-            raise BuildError(f"line {table.line_num} of {path.name}: {error}") from None
+            place = _line_of(path, table.line_num)
+            raise BuildError(f"{place}: {error}") from None
         marks[marked] = mark
     return list(marks.values())
 
 
 def _table(path: Path) -> csv.DictReader:
     """The lines of a table, whose first line says what separates its columns."""
-    lines = text_of(path).splitlines(keepends=True)
+    text = text_of(path)
+    lines = text.splitlines(keepends=True)
     separator = ","
     if lines and ";" in lines[0]:
         separator = ";"
@@ -176,17 +192,20 @@ def _mark(line: Mapping[str, str], learners: Learners, possible: Possible) -> Ma
     if len(slugs) != 1:
         raise ValueError(f"there is no lab {name_of_lab!r}")
     lab = slugs[0]
-    exercise = line["exercise"].strip()
+    exercise = line["exercise"]
+    exercise = exercise.strip()
     points_of = possible[lab]
     if exercise not in points_of:
         exercises = ", ".join(points_of)
         raise ValueError(f"{lab} has no {exercise!r}; it has {exercises}")
     most = points_of[exercise]
-    number = line["points"].replace(",", ".")
+    number = line["points"]
+    number = number.replace(",", ".")
     points = float(number)
     if not 0 <= points <= most:
         raise ValueError(f"{exercise} is worth 0 to {most:g}, not {points:g}")
-    return Mark(student, lab, exercise, points, line["reason"])
+    reason = line["reason"]
+    return Mark(student, lab, exercise, points, reason)
 
 
 def called(name: str, slugs: Iterable[str]) -> list[str]:

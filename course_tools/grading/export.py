@@ -38,22 +38,27 @@ def write(
     results = _results(folder)
     points: Points = defaultdict(dict)
     for student_and_lab, result in results.items():
-        points[student_and_lab].update(result["points"])
+        points_of_lab = points[student_and_lab]
+        points_of_lab.update(result["points"])
     texts: dict[str, str] = defaultdict(str)  # by learner
     for mark in marks:
-        points_of_lab = points[mark.student, mark.lab]
-        points_of_lab[mark.exercise] = mark.points
-        title = f"{mark.lab[:2]} {mark.exercise}"
-        texts[mark.student] += f"{title}: {mark.points:g}. {mark.reason}\n"
+        student, lab, exercise, number, reason = mark
+        points_of_lab = points[student, lab]
+        points_of_lab[exercise] = number
+        column = _column(lab, exercise)
+        texts[student] += f"{column}: {number:g}. {reason}\n"
     for student, text in texts.items():
         folder_of_learner = folder / student
         folder_of_learner.mkdir(exist_ok=True)
         by_hand = folder_of_learner / "by_hand.txt"
         by_hand.write_text(text, encoding="utf-8")
-    submissions = [row._asdict() for row in rows]
-    _write(folder / "grades.csv", grades(points, students, possible))
-    _write(folder / "submissions.csv", submissions)
-    _write(folder / "statistics.csv", statistics(results))
+    tables = {
+        "grades.csv": grades(points, students, possible),
+        "submissions.csv": [row._asdict() for row in rows],
+        "statistics.csv": statistics(results),
+    }
+    for name, table in tables.items():
+        _write(folder / name, table)
 
 
 def _results(folder: Path) -> Results:
@@ -73,21 +78,29 @@ def grades(points: Points, students: Iterable[str], possible: Possible) -> Table
 
     An empty cell means that nothing was graded, or marked yet; a zero was earned.
     """
-    labs = sorted({lab for _student, lab in points})
+    labs = {lab for _student, lab in points}
     table = []
     for student in students:
         line = {"student": student}
-        for lab in labs:
-            number = lab[:2]
-            of_lab = points.get((student, lab), {})
-            for exercise in possible[lab]:
-                line[f"{number} {exercise}"] = _in_cell(of_lab.get(exercise))
+        for lab in sorted(labs):
+            points_of_lab = points.get((student, lab), {})
             total = None
-            if of_lab:
-                total = sum(of_lab.values())
-            line[f"{number} total"] = _in_cell(total)
+            if points_of_lab:
+                total = sum(points_of_lab.values())
+            for exercise in possible[lab]:
+                earned = points_of_lab.get(exercise)
+                column = _column(lab, exercise)
+                line[column] = _in_cell(earned)
+            column = _column(lab, "total")
+            line[column] = _in_cell(total)
         table.append(line)
     return table
+
+
+def _column(lab: str, exercise: str) -> str:
+    """What an exercise is called, such as `03 rank_of`."""
+    number = lab[:2]
+    return f"{number} {exercise}"
 
 
 def _in_cell(points: float | None) -> str:
@@ -107,19 +120,20 @@ def statistics(results: Results) -> Table:
         for exercise, points in points_by_exercise.items():
             graded[lab, exercise] += 1
             if not points:
+                verdict = verdicts[exercise]
                 messages_of_exercise = messages[lab, exercise]
-                messages_of_exercise[student] = _gist(verdicts[exercise])
+                messages_of_exercise[student] = _gist(verdict)
     table = []
     for (lab, exercise), count in graded.items():
-        failed = messages[lab, exercise]
-        passed = count - len(failed)
+        messages_of_failed = messages[lab, exercise]
+        passed = count - len(messages_of_failed)
         line = {
             "lab": lab[:2],
             "exercise": exercise,
             "graded": str(count),
             "passed": str(passed),
-            "failed": "; ".join(failed),
-            "messages": _commonest(failed.values()),
+            "failed": "; ".join(messages_of_failed),
+            "messages": _commonest(messages_of_failed.values()),
         }
         table.append(line)
     return table
@@ -128,8 +142,10 @@ def statistics(results: Results) -> Table:
 def _commonest(messages: Iterable[str]) -> str:
     """The messages that most are told, and how many are."""
     counts = Counter(messages)
-    lines = [f"{count} x {text}" for text, count in counts.most_common(COMMON)]
-    return "; ".join(lines)
+    parts = []
+    for text, count in counts.most_common(COMMON):
+        parts.append(f"{count} x {text}")
+    return "; ".join(parts)
 
 
 def _gist(verdict: str) -> str:
@@ -139,7 +155,8 @@ def _gist(verdict: str) -> str:
         if not paragraph.startswith("  rank"):
             sentence = paragraph
             break
-    first_line, *_further_lines = sentence.strip().split("\n")
+    sentence = sentence.strip()
+    first_line, *_further_lines = sentence.split("\n")
     without_numbers = re.sub(r"\d+(\.\d+)?", "N", first_line)
     return without_numbers[:120]
 

@@ -29,10 +29,11 @@ from course_tools import PACKAGES
 from course_tools.commands import parser_of
 from course_tools.grading import class_files, export, handout, learner_cells, sandbox, submissions
 from course_tools.grading.learner_cells import BY_HAND, LabCell
-from course_tools.grading.submissions import Copy
+from course_tools.grading.submissions import Copy, Row
 from course_tools.notebooks import build
 from course_tools.notebooks.cells import BuildError, read_percent
 
+Json = dict[str, Any]
 WHY = {
     "time": "it was not done in time, and was stopped",
     "memory": "it took more memory than there is, and was stopped",
@@ -73,10 +74,12 @@ def lab(target: build.Target) -> Lab:
             lab_cell = learner_cells.for_the_judge(cell, stub.id)
             lab_cells.append(lab_cell)
             if metadata.grade:
-                exercise = metadata.grade_id.removeprefix("check-")
+                check = metadata.grade_id
+                exercise = check.removeprefix("check-")
                 points[exercise] = float(metadata.points)
         elif metadata:
-            by_hand[metadata.grade_id] = float(metadata.points)
+            conclusion = metadata.grade_id
+            by_hand[conclusion] = float(metadata.points)
     return Lab(slug, lab_cells, points, by_hand)
 
 
@@ -106,16 +109,17 @@ class Judge:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
         )  # fmt: skip
 
-    def run(self, cells: list[LabCell], **limits: Any) -> tuple[str, list[dict[str, Any]]]:
+    def run(self, cells: list[LabCell], **limits: Any) -> tuple[str, list[Json]]:
         """How it ended, and the verdicts; limits are those of `sandbox.Limits`.
 
         Raises:
             ChildProcessError: The server itself has failed, twice.
         """
+        cells_json = json.dumps(cells)
         for _attempt in (1, 2):
             with tempfile.TemporaryDirectory() as folder:
                 job = Path(folder, "job")
-                job.write_text(json.dumps(cells))
+                job.write_text(cells_json)
                 verdicts = Path(folder, "verdicts")
                 verdicts.touch()
                 end = self._ask(job, verdicts, limits)
@@ -126,7 +130,7 @@ class Judge:
             self.start()
         raise ChildProcessError("the process that judges has failed; what it said stands above")
 
-    def _ask(self, job: Path, verdicts: Path, limits: dict[str, Any]) -> str:
+    def _ask(self, job: Path, verdicts: Path, limits: Json) -> str:
         """How a job has ended; empty if the server has failed."""
         request = {
             "job": str(job),
@@ -147,7 +151,7 @@ class Judge:
         self.process.wait()
 
 
-def judged(judge: Judge, lab: Lab, cells: list[LabCell], **limits: Any) -> dict[str, Any]:
+def judged(judge: Judge, lab: Lab, cells: list[LabCell], **limits: Any) -> dict[str, Json]:
     """What each check says of a submission, by exercise.
 
     Where an answer ends even the judge, the lab's own stub takes its place, and what it kept from
@@ -159,8 +163,8 @@ def judged(judge: Judge, lab: Lab, cells: list[LabCell], **limits: Any) -> dict[
         cells: Its cells with the learner's answers in them.
         limits: Those of `sandbox.Limits`.
     """
-    stubs = {cell["name"]: cell for cell in lab.cells}
-    wanted = {cell["name"]: cell for cell in cells}
+    stubs = _by_name(lab.cells)
+    wanted = _by_name(cells)
     verdicts = {}  # by the name of a check
     while True:
         wanted_cells = list(wanted.values())
@@ -172,10 +176,12 @@ def judged(judge: Judge, lab: Lab, cells: list[LabCell], **limits: Any) -> dict[
             if check is not None:
                 verdicts[check] = line
                 del wanted[check]
-        if end == "done" or last_begun not in wanted:
+        if end == "done":
             break
-        kind = wanted[last_begun]["kind"]
-        if kind == "answer" and last_begun in stubs:
+        if last_begun not in wanted:
+            break
+        cell = wanted[last_begun]
+        if cell["kind"] == "answer" and last_begun in stubs:
             wanted[last_begun] = stubs.pop(last_begun)
         else:
             verdicts[last_begun] = {"passed": False, "text": WHY[end]}
@@ -183,8 +189,18 @@ def judged(judge: Judge, lab: Lab, cells: list[LabCell], **limits: Any) -> dict[
     missing = {"passed": False, "text": "the judge never came to it"}
     by_exercise = {}
     for exercise in lab.points:
-        by_exercise[exercise] = verdicts.get(f"check-{exercise}", missing)
+        check = f"check-{exercise}"
+        by_exercise[exercise] = verdicts.get(check, missing)
     return by_exercise
+
+
+def _by_name(cells: list[LabCell]) -> dict[str, LabCell]:
+    """Cells by their names, in their order."""
+    by_name = {}
+    for cell in cells:
+        name = cell["name"]
+        by_name[name] = cell
+    return by_name
 
 
 def grade(judge: Judge, lab: Lab, copy: Copy, graded: Path, again: bool) -> str:
@@ -193,20 +209,19 @@ def grade(judge: Judge, lab: Lab, copy: Copy, graded: Path, again: bool) -> str:
     Without `again`, a copy that is as it was when it was graded is not graded: the line is empty.
     """
     begun = time.monotonic()
-    folder = graded / copy.student
-    path = folder / f"{lab.slug}.json"
+    student = copy.student
+    slug = lab.slug
+    path = graded / f"{student}/{slug}.json"
     _keep_as_written(lab, copy, graded)
     cells = copy.written.cells
     digest = _digest(cells)
-    if not again and path.exists():
-        text = path.read_text()
-        known = json.loads(text)
-        if known["digest"] == digest:
-            return ""
+    if not again and digest == _known_digest(path):
+        return ""
     points = {}
     messages = {}
     paragraphs = []
-    for exercise, verdict in judged(judge, lab, cells).items():
+    verdicts = judged(judge, lab, cells)
+    for exercise, verdict in verdicts.items():
         most = lab.points[exercise]
         earned = 0.0
         if verdict["passed"]:
@@ -214,28 +229,43 @@ def grade(judge: Judge, lab: Lab, copy: Copy, graded: Path, again: bool) -> str:
         message = verdict["text"]
         points[exercise] = earned
         messages[exercise] = message
-        paragraphs.append(f"{exercise}: {earned:g} of {most:g}\n{message}\n")
+        heading = f"{exercise}: {earned:g} of {most:g}"
+        paragraphs.append(f"{heading}\n{message}\n")
     result = {"digest": digest, "points": points, "said": messages}
-    path.write_text(json.dumps(result, indent=1))
+    result_json = json.dumps(result, indent=1)
+    path.write_text(result_json)
     for_the_learner = path.with_suffix(".txt")
     for_the_learner.write_text("\n".join(paragraphs))
     total = sum(points.values())
     possible = sum(lab.points.values())
     seconds = time.monotonic() - begun
-    return f"{copy.student} {lab.slug}: {total:g} of {possible:g} in {seconds:.1f} s"
+    score = f"{total:g} of {possible:g}"
+    return f"{student} {slug}: {score} in {seconds:.1f} s"
+
+
+def _known_digest(path: Path) -> str:
+    """The digest of the copy that a result was written for; empty if there is no result."""
+    if not path.exists():
+        return ""
+    text = path.read_text()
+    result = json.loads(text)
+    return result["digest"]
 
 
 def _keep_as_written(lab: Lab, copy: Copy, graded: Path) -> None:
     """Write down a copy's answers as Python, which MOSS and JPlag compare, and its conclusion."""
-    folder_of_learner = graded / copy.student
-    folder_of_answers = graded / "answers" / lab.slug
+    slug = lab.slug
+    student = copy.student
+    folder_of_learner = graded / student
+    folder_of_answers = graded / "answers" / slug
     for folder in (folder_of_learner, folder_of_answers):
         folder.mkdir(parents=True, exist_ok=True)
-    python = folder_of_answers / f"{copy.student}.py"
-    answers = "\n\n".join(copy.written.answers.values())
-    python.write_text(answers, encoding="utf-8")
+    python = folder_of_answers / f"{student}.py"
+    answers = copy.written.answers.values()
+    text = "\n\n".join(answers)
+    python.write_text(text, encoding="utf-8")
     if lab.by_hand:
-        conclusion = folder_of_learner / f"{lab.slug}_{BY_HAND}.md"
+        conclusion = folder_of_learner / f"{slug}_{BY_HAND}.md"
         conclusion.write_text(copy.prose, encoding="utf-8")
 
 
@@ -263,9 +293,10 @@ def grade_all(
 
     def grade_one(copy: Copy) -> bool:
         """Whether it was new."""
+        lab = labs[copy.lab]
         judge = judges.get()
         try:
-            line = grade(judge, labs[copy.lab], copy, graded, again)
+            line = grade(judge, lab, copy, graded, again)
         finally:
             judges.put(judge)
         if line:
@@ -280,7 +311,8 @@ def grade_all(
             judge = judges.get()
             judge.close()
     seconds = time.monotonic() - begun
-    print(f"{new} of {len(copies)} graded in {seconds:.0f} s; the rest is as it was.")
+    count = f"{new} of {len(copies)}"
+    print(f"{count} graded in {seconds:.0f} s; the rest is as it was.")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -315,7 +347,8 @@ def grade_folder(folder: Path, args: argparse.Namespace) -> None:
         BuildError: Something is wrong with the folder; nothing has been graded.
     """
     root = args.root.resolve()
-    chosen = [target.built.stem for target in handout.labs_of(root, args.only)]
+    targets = handout.labs_of(root, args.only)
+    chosen = [target.built.stem for target in targets]
     labs = {}
     cells = {}
     possible = {}
@@ -325,29 +358,37 @@ def grade_folder(folder: Path, args: argparse.Namespace) -> None:
         labs[slug] = known_lab
         cells[slug] = known_lab.cells
         possible[slug] = known_lab.possible()
+    submitted = folder / "submitted"
     learners = class_files.read_class(folder / "class.txt")
-    rows, copies = submissions.collect(folder / "submitted", learners, cells)
+    rows, copies = submissions.collect(submitted, learners, cells)
     marks = class_files.read_marks(folder / "marks.csv", learners, possible)
     wanted = _chosen_copies(copies, chosen, args.who)
     if not wanted:
         nothing = "there is nothing"
         if args.who:
             nothing += f" of {args.who}"
-        where = f"put each learner's notebooks into {folder}/submitted/NAME/"
+        where = f"put each learner's notebooks into {submitted}/NAME/"
         raise BuildError(f"{nothing} to grade: {where}")
     expected_labs = chosen
     if not args.only:
-        labs_of_rows = {row.lab for row in rows}
-        labs_of_rows.discard("")  # of files that are no copy of a lab
-        expected_labs = sorted(labs_of_rows)
+        expected_labs = _labs_of(rows)
     rows += submissions.missing(rows, learners, expected_labs)
     graded = folder / "graded"
-    grade_all(wanted, labs, graded, bool(args.who), args.jobs)
-    export.write(graded, rows, marks, learners.all(), possible)
+    again = bool(args.who)
+    grade_all(wanted, labs, graded, again, args.jobs)
+    students = learners.all()
+    export.write(graded, rows, marks, students, possible)
     print(f"{graded}: grades.csv, submissions.csv, statistics.csv")
-    for row in rows:
-        if row.what == submissions.NOT_GRADED:
-            print(f"{row.student}: {row.file} is NOT GRADED: {row.why}", file=sys.stderr)
+    for student, _lab, file, became, why in rows:
+        if became == submissions.NOT_GRADED:
+            print(f"{student}: {file} is NOT GRADED: {why}", file=sys.stderr)
+
+
+def _labs_of(rows: list[Row]) -> list[str]:
+    """The labs of which anybody has handed something in."""
+    labs = {row.lab for row in rows}
+    labs.discard("")  # of files that are no copy of a lab
+    return sorted(labs)
 
 
 def _chosen_copies(copies: list[Copy], labs: list[str], student: str | None) -> list[Copy]:

@@ -82,9 +82,10 @@ def checked(text: str) -> str:
     call = re.search(r"^check\(\s*(?P<given>[^,)]*)", text, re.MULTILINE)
     if call is None:
         return ""
-    *_around, name = call["given"].split("(")
+    given = call["given"]
+    *_around, name = given.split("(")
     if not name.isidentifier():
-        raise BuildError(f"check is given {call['given']}, which has no name to grade it by")
+        raise BuildError(f"check is given {given}, which has no name to grade it by")
     return name
 
 
@@ -165,7 +166,8 @@ def labs_of(root: Path, names: Sequence[str] = ()) -> list[build.Target]:
     for name in names:
         slugs = called(name, labs)
         if not slugs:
-            raise BuildError(f"no lab is called {name}; there are: {', '.join(labs)}")
+            known = ", ".join(labs)
+            raise BuildError(f"no lab is called {name}; there are: {known}")
         chosen += [labs[slug] for slug in slugs]
     return chosen or list(labs.values())
 

@@ -55,7 +55,8 @@ def serve(contained: bool) -> None:
     gc.collect()
     gc.freeze()
     readable = [Path(sys.prefix), Path(sys.base_prefix), ROOT / "notebooks"]
-    readable += [PACKAGES / name for name in COURSE]
+    for name in COURSE:
+        readable.append(PACKAGES / name)
     for line in sys.stdin:
         request = json.loads(line)
         job = os.open(request["job"], os.O_RDONLY)
@@ -63,7 +64,8 @@ def serve(contained: bool) -> None:
         limits = sandbox.Limits(**request["limits"])
         judging = functools.partial(judge_inside, job, verdicts, contained)
         if contained:
-            keeper = sandbox.fork_inside(judging, readable, WITHHELD, limits, request["slot"])
+            slot = request["slot"]
+            keeper = sandbox.fork_inside(judging, readable, WITHHELD, limits, slot)
         else:
             keeper = sandbox.bare(judging, limits)
         end = watched(keeper, verdicts, limits)
@@ -128,7 +130,8 @@ def judge(cells: list[Cell], say: Say, contained: bool = False) -> None:
     shown: list[Any] = []
     answers_as_text.display = lambda value, **options: shown.append(value)
     for cell in cells:
-        say(begins=cell["name"])
+        name = cell["name"]
+        say(begins=name)
         shown.clear()
         files_before = files()
         fault = run(cell, names)
@@ -139,11 +142,21 @@ def judge(cells: list[Cell], say: Say, contained: bool = False) -> None:
         if contained:
             new_files = files() - files_before
             remove(new_files)
-        words = [str(value) for value in shown if isinstance(value, Outcome)]
-        if fault:
-            words.append(fault)
-        text = "\n".join(words).strip()
-        say(check=cell["name"], passed=fault is None, text=text[:SHOWN])
+        text = _verdict(shown, fault)
+        has_passed = fault is None
+        say(check=name, passed=has_passed, text=text[:SHOWN])
+
+
+def _verdict(shown: list[Any], fault: str | None) -> str:
+    """What a learner is told of a check: what it has shown, and what went wrong."""
+    words = []
+    for value in shown:
+        if isinstance(value, Outcome):
+            words.append(str(value))
+    if fault:
+        words.append(fault)
+    text = "\n".join(words)
+    return text.strip()
 
 
 def run(cell: Cell, names: dict[str, Any]) -> str | None:

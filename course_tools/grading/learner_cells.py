@@ -27,6 +27,7 @@ from course_tools.grading.answers_as_text import binds_and_uses, bound
 from course_tools.notebooks.cells import cut_solution
 
 LARGEST_MB = 100
+LARGEST_BYTES = LARGEST_MB << 20
 BY_HAND = "conclusion"  # the tag of a cell of prose, which a person reads
 NO_CELL = "it has none of this lab's answers: no cell has the id or defines the name of one"
 # Cell magics whose cell is Python all the same.
@@ -95,9 +96,10 @@ def for_the_judge(cell: NotebookNode, exercise_id: str) -> LabCell:
 
 def read(path: Path) -> Notebook:
     """A notebook, which may come from any program or hand; ValueError says why it is none."""
+    name = path.name
     is_plain = path.is_file() and not path.is_symlink()
-    if not is_plain or path.stat().st_size > LARGEST_MB << 20:
-        raise ValueError(f"{path.name} is no plain file of at most {LARGEST_MB} MB")
+    if not is_plain or path.stat().st_size > LARGEST_BYTES:
+        raise ValueError(f"{name} is no plain file of at most {LARGEST_MB} MB")
     content = path.read_bytes()
     encoding = json.detect_encoding(content)
     try:
@@ -112,7 +114,7 @@ def read(path: Path) -> Notebook:
         why = type(error).__name__
         if "\n<<<<<<< " in text:
             why = "it holds the marks of a merge, <<<<<<< and >>>>>>>"
-        raise ValueError(f"{path.name} is no notebook: {why}") from None
+        raise ValueError(f"{name} is no notebook: {why}") from None
 
 
 def notebook_of(notebook: NotebookNode) -> Notebook:
@@ -124,7 +126,8 @@ def notebook_of(notebook: NotebookNode) -> Notebook:
         if cell.cell_type == "code":
             nbgraders = cell.metadata.get("nbgrader", {})
             grade_id = nbgraders.get("grade_id")
-            ids = {str(grade_id), str(cell.get("id"))}
+            cell_id = cell.get("id")
+            ids = {str(grade_id), str(cell_id)}
             text = as_python(cell.source)
             cells.append(Cell(ids, text))
         elif BY_HAND in tags:
@@ -136,7 +139,8 @@ def notebook_of(notebook: NotebookNode) -> Notebook:
 
 def as_python(text: str) -> str:
     """A cell without IPython's own lines, its line numbers as they were."""
-    first_line, _, lines_below = text.lstrip().partition("\n")
+    without_blanks = text.lstrip()
+    first_line, _, lines_below = without_blanks.partition("\n")
     if first_line.startswith("%%"):
         if not PYTHON_MAGICS.match(first_line):
             return ""  # a shell script, a page, a file to be written
@@ -167,8 +171,9 @@ def written(notebook: Notebook, lab_cells: list[LabCell]) -> Written:
     others = _other_cells(learners_cells, lab_cells, copied, of_answers)
     cells = []
     for lab_index, lab_cell in enumerate(lab_cells):
-        text = answers.get(lab_cell["name"], lab_cell["text"])
         cells += others[lab_index]
+        name = lab_cell["name"]
+        text = answers.get(name, lab_cell["text"])
         cells.append(lab_cell | {"text": text})
     at_the_end = len(lab_cells)
     cells += others[at_the_end]
@@ -256,7 +261,8 @@ def _cells_of_answer(
     if check_index in copied:
         end = copied.index(check_index)
     chosen = set()
-    for name in _names_of(lab_cells[lab_index]):
+    answer = lab_cells[lab_index]
+    for name in _names_of(answer):
         defining = _indices_of_cells_that_define(name, cells)
         above_check = [index for index in defining if index < end]
         candidates = above_check or defining
@@ -280,14 +286,17 @@ def _indices_of_cells_that_define(name: str, cells: list[Cell]) -> list[int]:
 
 def _names_of(lab_cell: LabCell) -> set[str]:
     """The names that an answer has to define."""
-    return {*lab_cell.get("functions", ()), *lab_cell.get("values", ())}
+    functions = lab_cell.get("functions", ())
+    values = lab_cell.get("values", ())
+    return {*functions, *values}
 
 
 def _taken_names(lab_cells: list[LabCell]) -> set[str]:
     """What no other cell of a learner's may bind: the lab's own names, and those of answers."""
     names = set()
     for lab_cell in lab_cells:
-        names |= binds_and_uses(lab_cell["text"]).bound
+        names_of_text = binds_and_uses(lab_cell["text"])
+        names |= names_of_text.bound
         names |= _names_of(lab_cell)
     return names
 
@@ -303,7 +312,8 @@ def _new_definitions(text: str, taken_names: set[str]) -> str:
     for statement in statements:
         if _is_for_show(statement):
             continue
-        names = binds_and_uses(ast.unparse(statement))
+        text_of_statement = ast.unparse(statement)
+        names = binds_and_uses(text_of_statement)
         if names.bound & taken_names:
             continue
         first_line = statement.lineno

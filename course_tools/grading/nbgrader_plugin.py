@@ -61,7 +61,10 @@ class Sealed(Execute):
                 super().preprocess(run, elsewhere, **options)
             except DeadKernelError:
                 self.log.error("the kernel died: what it had not reached gets no points")
-        ran = {identity(cell): cell for cell in run.cells}
+        ran = {}
+        for cell in run.cells:
+            grade_id = identity(cell)
+            ran[grade_id] = cell
         for cell in nb.cells:
             if cell.cell_type == "code":
                 grade_id = identity(cell)
@@ -80,9 +83,11 @@ def compose(notebook: NotebookNode, learners: NotebookNode) -> NotebookNode:
     code = {}
     for cell in notebook.cells:
         if cell.cell_type == "code":
-            code[identity(cell)] = cell
+            grade_id = identity(cell)
+            code[grade_id] = cell
     lab_cells = [for_the_judge(cell, cell.id) for cell in code.values()]
-    submission = written(notebook_of(learners), lab_cells)
+    learners_cells = notebook_of(learners)
+    submission = written(learners_cells, lab_cells)
     begin = nbformat.v4.new_code_cell(BEGIN)
     cells = [begin]
     for lab_cell in submission.cells:
@@ -104,10 +109,14 @@ def compose(notebook: NotebookNode, learners: NotebookNode) -> NotebookNode:
 def shown(cell: NotebookNode, ran: NotebookNode | None) -> list[NotebookNode]:
     """Return a cell's outputs. To nbgrader no output is full marks, a result or warning is not."""
     outputs = []
-    if ran:
-        outputs = [output for output in ran.outputs if output.output_type in COUNTED]
     has_come_to_its_end = False
-    for output in outputs:
+    ran_outputs = []
+    if ran:
+        ran_outputs = ran.outputs
+    for output in ran_outputs:
+        if output.output_type not in COUNTED:
+            continue
+        outputs.append(output)
         if output.output_type == "error" or output.metadata == PROOF:
             has_come_to_its_end = True
     metadata = cell.metadata.get("nbgrader", {})

@@ -28,8 +28,12 @@ import psutil
 LIBC = ctypes.CDLL(None, use_errno=True)
 NEW_NS = 0x00020000
 NEW_USER = 0x10000000
-# Hosts' names, what processes share, processes themselves, network and control groups.
-NEW_REST = 0x04000000 | 0x08000000 | 0x20000000 | 0x40000000 | 0x02000000
+NEW_HOST_NAMES = 0x04000000
+NEW_SHARED = 0x08000000  # what processes share, such as memory
+NEW_PROCESSES = 0x20000000
+NEW_NETWORK = 0x40000000
+NEW_CONTROL_GROUPS = 0x02000000
+NEW_REST = NEW_HOST_NAMES | NEW_SHARED | NEW_PROCESSES | NEW_NETWORK | NEW_CONTROL_GROUPS
 # Of mount(2).
 READ_ONLY = 1
 NO_SUID = 2
@@ -37,6 +41,7 @@ NO_DEVICE = 4
 BIND = 1 << 12
 RECURSIVE = 1 << 14
 PRIVATE = 1 << 18
+NO_RIGHTS = NO_SUID | NO_DEVICE  # no program or device there gives rights
 # Of mount_setattr(2) and umount2(2).
 MOUNT_SETATTR = 442  # the number of that call
 CURRENT_FOLDER = -100
@@ -58,6 +63,9 @@ GB = 1 << 30
 MB = 1 << 20
 
 
+Job = Callable[[], None]
+
+
 class NoSandbox(RuntimeError):
     """This system does not let us make one; the message says what it has refused."""
 
@@ -75,7 +83,7 @@ class Limits(NamedTuple):
 
 
 def fork_inside(
-    job: Callable[[], None],
+    job: Job,
     readable: Iterable[Path],
     withheld: Iterable[Path],
     limits: Limits,
@@ -121,7 +129,7 @@ def fork_inside(
     return _forked(inside, complaints)
 
 
-def bare(job: Callable[[], None], limits: Limits) -> int:
+def bare(job: Job, limits: Limits) -> int:
     """As `fork_inside`, where the system allows no sandbox: limits, and nothing else."""
 
     def limited() -> None:
@@ -132,7 +140,7 @@ def bare(job: Callable[[], None], limits: Limits) -> int:
     return _forked(limited)
 
 
-def _forked(job: Callable[[], None], complaints: int = 2) -> int:
+def _forked(job: Job, complaints: int = 2) -> int:
     """Fork a process with a session of its own, which calls `job`, and ends with its parent."""
     sys.stdout.flush()
     parent = os.getpid()
@@ -144,7 +152,7 @@ def _forked(job: Callable[[], None], complaints: int = 2) -> int:
         os.setsid()
         _die_with(parent)
         with contextlib.suppress(OSError):  # where the machine runs out of memory, this goes first
-            Path("/proc/self/oom_score_adj").write_text("1000")
+            _tell_kernel("self/oom_score_adj", "1000")
         job()
         status = 0
     except NoSandbox as error:
@@ -202,16 +210,29 @@ def _own_user(uid: int) -> None:
     gid = os.getgid()
     _call("unshare", NEW_USER)
     try:
-        Path("/proc/self/setgroups").write_text("deny")
-        Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
-        Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
+        _tell_kernel("self/setgroups", "deny")
+        _tell_kernel("self/uid_map", f"{uid} {uid} 1")
+        _tell_kernel("self/gid_map", f"{gid} {gid} 1")
     except OSError as error:
-        raise NoSandbox(f"{error.filename}: {error.strerror}") from None
+        reason = error.strerror
+        raise NoSandbox(f"{error.filename}: {reason}") from None
+
+
+def _tell_kernel(file: str, text: str) -> None:
+    """Write into a file below /proc."""
+    path = Path("/proc", file)
+    path.write_text(text)
 
 
 def _mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
-    paths = source.encode(), target.encode(), kind.encode()
-    _call("mount", *paths, ctypes.c_ulong(flags), options.encode())
+    words = map(str.encode, (source, target, kind))
+    flags_of_mount = ctypes.c_ulong(flags)
+    _call("mount", *words, flags_of_mount, options.encode())
+
+
+def _mount_memory(target: str, options: str, flags: int = NO_RIGHTS) -> None:
+    """A folder whose files are in memory."""
+    _mount("tmpfs", target, "tmpfs", flags, options)
 
 
 def _read_only(path: str, below: bool = True) -> None:
@@ -221,10 +242,12 @@ def _read_only(path: str, below: bool = True) -> None:
     if below:
         flags = ALL_BELOW
         attributes |= NO_DEVICE
-    mount_attr = (ctypes.c_uint64 * 4)(attributes, 0, 0, 0)  # set, cleared, propagation, user
+    four_numbers = ctypes.c_uint64 * 4
+    mount_attr = four_numbers(attributes, 0, 0, 0)  # set, cleared, propagation, user
     size = ctypes.c_size_t(ctypes.sizeof(mount_attr))
     target = ctypes.byref(mount_attr)
-    if LIBC.syscall(MOUNT_SETATTR, CURRENT_FOLDER, path.encode(), flags, target, size):
+    place = path.encode()
+    if LIBC.syscall(MOUNT_SETATTR, CURRENT_FOLDER, place, flags, target, size):
         raise NoSandbox(f"{path} cannot be made read-only: {_system_error()}")
 
 
@@ -238,14 +261,14 @@ def _rooms(readable: Iterable[Path], withheld: Iterable[Path], limits: Limits) -
     _mount("none", "/", "", PRIVATE | RECURSIVE)
     for folder in withheld:
         if folder.is_dir():
-            _mount("tmpfs", str(folder), "tmpfs", NO_SUID | NO_DEVICE, "mode=555,size=4k")
-    _mount("tmpfs", "/tmp", "tmpfs", NO_SUID | NO_DEVICE, "mode=755,size=4m")
+            _mount_memory(str(folder), "mode=555,size=4k")
+    _mount_memory("/tmp", "mode=755,size=4m")
     os.chdir("/tmp")
     os.mkdir("old")
     os.mkdir("new")
     _call("pivot_root", b".", b"old")
     os.chdir("/")
-    _mount("tmpfs", "/new", "tmpfs", NO_SUID | NO_DEVICE, "mode=755,size=4m")
+    _mount_memory("/new", "mode=755,size=4m")
     _own_folders(limits)  # before what is readable, which may lie in the temporary folder
     for path, source in sources.items():
         _show(source, path)
@@ -270,26 +293,28 @@ def _show(source: Path, place: Path) -> None:
         new.mkdir()
     else:
         new.touch()
-    _mount(str(old), str(new), "", BIND | RECURSIVE)
-    _read_only(str(new))
+    target = str(new)
+    _mount(str(old), target, "", BIND | RECURSIVE)
+    _read_only(target)
 
 
 def _own_folders(limits: Limits) -> None:
     """The folders that those inside do not share with the system: of processes, devices, files."""
     for name in ("proc", "dev", "tmp"):
         os.mkdir(f"/new/{name}")
-    _mount("proc", "/new/proc", "proc", NO_SUID | NO_DEVICE)
+    _mount("proc", "/new/proc", "proc", NO_RIGHTS)
     writable = f"mode=1777,size={limits.disk_bytes},nr_inodes=20000"
-    _mount("tmpfs", "/new/tmp", "tmpfs", NO_SUID | NO_DEVICE, writable)
-    _mount("tmpfs", "/new/dev", "tmpfs", NO_SUID, "mode=755,size=64k")
+    _mount_memory("/new/tmp", writable)
+    _mount_memory("/new/dev", "mode=755,size=64k", NO_SUID)
     for name in DEVICES:
+        outer_device = f"/old/dev/{name}"
         device = f"/new/dev/{name}"
         Path(device).touch()
-        _mount(f"/old/dev/{name}", device, "", BIND)
+        _mount(outer_device, device, "", BIND)
     os.symlink("/proc/self/fd", "/new/dev/fd")
     os.mkdir("/new/dev/shm")
     _read_only("/new/dev", below=False)
-    _mount("tmpfs", "/new/dev/shm", "tmpfs", NO_SUID | NO_DEVICE, writable)
+    _mount_memory("/new/dev/shm", writable)
     etc = Path("/new/etc")
     etc.mkdir(exist_ok=True)
     hosts = etc / "hosts"
@@ -315,11 +340,13 @@ def _leave_rights(uid: int, nobody: int) -> None:
             LIBC.prctl(SET_DUMPABLE, 1, 0, 0, 0)  # else its own maps would not be its own
             _own_user(nobody)
     with contextlib.suppress(OSError):  # no namespaces within: there one could mount memory
-        Path("/proc/sys/user/max_user_namespaces").write_text("0")
+        _tell_kernel("sys/user/max_user_namespaces", "0")
     for number in range(64):
         LIBC.prctl(DROP_BOUND, number, 0, 0, 0)
-    version_3_of_this_process = (ctypes.c_uint32 * 2)(0x20080522, 0)
-    no_capabilities = (ctypes.c_uint32 * 6)()
+    two_numbers = ctypes.c_uint32 * 2
+    six_numbers = ctypes.c_uint32 * 6
+    version_3_of_this_process = two_numbers(0x20080522, 0)
+    no_capabilities = six_numbers()
     _call("capset", version_3_of_this_process, no_capabilities)
     _call("prctl", NO_NEW_PRIVILEGES, 1, 0, 0, 0)
     _call("prctl", SET_PARENT_DEATH, signal.SIGKILL)  # a new user has forgotten it
@@ -358,7 +385,8 @@ def used(keeper: int, beyond: int = 0) -> int:
     for process in processes:
         with contextlib.suppress(psutil.Error):  # it has just ended
             memory = process.memory_info()
-            total += max(0, memory.rss - beyond)
+            used_bytes = memory.rss - beyond
+            total += max(0, used_bytes)
         nameless_files |= _nameless(process.pid)
     return total + sum(nameless_files.values())
 

@@ -135,14 +135,18 @@ def _rows_of_copies(copies: list[Copy]) -> list[Row]:
         changed = time.localtime(newest.changed_s)
         when = time.strftime("%Y-%m-%d %H:%M", changed)
         why = f"the newest by its time, {when}"
-    remarks = "; ".join([why, *newest.written.remarks])
-    row = Row(newest.student, newest.lab, newest.file, GRADED, remarks)
-    rows = [row]
+    reasons = [why, *newest.written.remarks]
+    rows = [_row(newest, GRADED, "; ".join(reasons))]
     why_ignored = f"not the newest, which is {newest.file}"
     for copy in older:
-        row = Row(copy.student, copy.lab, copy.file, IGNORED, why_ignored)
+        row = _row(copy, IGNORED, why_ignored)
         rows.append(row)
     return rows
+
+
+def _row(copy: Copy, became: str, why: str) -> Row:
+    """What is told of a copy."""
+    return Row(copy.student, copy.lab, copy.file, became, why)
 
 
 def _owner(path: Path, submitted: Path, learners: Learners) -> str:
@@ -186,8 +190,9 @@ def _copy(path: Path, student: str, file: str, labs: Labs) -> Copy:
     written = {}
     answers = {}  # how many
     for slug in slugs:
-        written[slug] = learner_cells.written(notebook, labs[slug])
-        answers[slug] = len(written[slug].answers)
+        written_for_lab = learner_cells.written(notebook, labs[slug])
+        written[slug] = written_for_lab
+        answers[slug] = len(written_for_lab.answers)
     lab = max(slugs, key=answers.get)
     if not answers[lab]:
         raise ValueError(NO_CELL)
@@ -208,7 +213,8 @@ def _record(path: Path) -> str:
 
 def _named_lab(path: Path, labs: Labs) -> str:
     """The lab that a file's name names; empty if none."""
-    name = re.sub(r"\s", "_", path.stem.casefold())
+    small = path.stem.casefold()
+    name = re.sub(r"\s", "_", small)
     for slug in labs:
         if slug in name:
             return slug

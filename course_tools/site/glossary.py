@@ -17,6 +17,14 @@ from course_tools.texts import read_toml
 
 SOURCE = ROOT / "source/glossary.toml"
 CONTRIBUTING = ROOT / "CONTRIBUTING.md"
+# Of the page: a heading that one can link to, and what stands below it.
+ENTRY = """
+({anchor})=
+
+## {heading}
+
+{means} {link}
+"""
 # The table below the heading, whose rows `table` makes.
 _TABLE = re.compile(r"(?<=\n\n)\| term \| here \|\n(?:\|.*\n)+")
 
@@ -48,7 +56,8 @@ def terms(code: str) -> list[Term]:
     translated = []
     for entry in _source()["terms"]:
         english_title = entry["title"]
-        place = english_title.lower().replace(" ", "-")
+        lower_case = english_title.lower()
+        place = lower_case.replace(" ", "-")
         title = entry[f"{prefix}title"]
         words = entry.get(f"{prefix}words", [title])
         term = Term(
@@ -67,16 +76,22 @@ def page(tongue: Tongue) -> str:
     say = tongue.say
     title = say("Glossary")
     introduction = say("The field's terms, each with the chapter where you see it happen.")
+    chapter_word = say("Chapter")
     text = f"# {title}\n\n{introduction}\n"
-    for term, english in zip(terms(tongue.code), terms("en"), strict=True):
+    in_language = terms(tongue.code)
+    in_english = terms("en")
+    for term, english in zip(in_language, in_english, strict=True):
         heading = term.title
         if heading != english.title:
             heading = f"{heading} ({english.title})"
-        (chapter,) = ROOT.glob(f"notebooks/{term.chapter}_*.ipynb")
-        link = f"[{term.chapter}](notebooks/{chapter.name})"
-        text += f"\n({term.anchor})=\n\n## {heading}\n"
-        chapter_word = say("Chapter")
-        text += f"\n{term.means} {chapter_word} {link}\n"
+        number = term.chapter
+        (chapter,) = ROOT.glob(f"notebooks/{number}_*.ipynb")
+        text += ENTRY.format(
+            anchor=term.anchor,
+            heading=heading,
+            means=term.means,
+            link=f"{chapter_word} [{number}](notebooks/{chapter.name})",
+        )
     return text
 
 
@@ -84,7 +99,9 @@ def table() -> str:
     """What the code means by its terms, as a table in Markdown."""
     rows = "| term | here |\n| --- | --- |\n"
     for entry in _source()["code"]:
-        rows += f"| {entry['title']} | {entry['means']} |\n"
+        title = entry["title"]
+        meaning = entry["means"]
+        rows += f"| {title} | {meaning} |\n"
     return rows
 
 

@@ -30,10 +30,21 @@ NEEDED = (
     "python_stdlib.zip",
     "pyodide-lock.json",
 )
-LIVE = ("network.trace", "pictures.timeline")  # what live.py imports, and all that these import
+# What live.py imports; the wheel has all that these import, too.
+LIVE = ("course_utils.network.trace", "course_utils.pictures.timeline")
 WHEEL = "course_live-1-py3-none-any.whl"
 INFO = "course_live-1.dist-info"  # a folder in it
-Places = dict[str, dict[str, str]]  # what places.toml says, by the place's name
+RECORD = f"{INFO}/RECORD"  # the list of its files
+CHOICE_AS_HTML = (
+    '<{label}><input type="radio" name="{place}" value="{value}"{checked}>'
+    '<span>{name}</span><span class="bar"><i style="width:{width:.0f}%"></i></span>'
+    "<output>{duration} {percent}</output></label>"
+)
+OPTION_AS_HTML = '<option value="{value}">{name}</option>'
+Entry = dict[str, str]  # a place as places.toml has it
+Places = dict[str, Entry]  # by name
+Json = dict[str, Any]
+Option = tuple[str, str]  # of a list: its name and its value
 
 
 def site_text(name: str) -> str:
@@ -51,7 +62,8 @@ def frame(name: str, say: Say) -> Template:
 
 def pyodide(parts: Path) -> Path | None:
     """Returns the folder with Pyodide's files, after fetching them if need be; None without npm."""
-    folder = npm.fetched(parts, f"pyodide@{PYODIDE}", INTEGRITY, NEEDED)
+    package = f"pyodide@{PYODIDE}"
+    folder = npm.fetched(parts, package, INTEGRITY, NEEDED)
     if not folder:
         print("the pictures will not move", file=sys.stderr)
     return folder
@@ -60,7 +72,7 @@ def pyodide(parts: Path) -> Path | None:
 def modules() -> list[Path]:
     """Returns the files of course_utils that live.py needs, as following imports shows."""
     needed: set[Path] = set()
-    left = [_file_of(f"course_utils.{name}") for name in LIVE]
+    left = list(map(_file_of, LIVE))
     while left:
         path = left.pop()
         if path not in needed and path.exists():
@@ -81,8 +93,8 @@ def _imported_by(path: Path) -> list[Path]:
             continue
         paths.append(_file_of(module))
         for imported in node.names:
-            path_if_module = _file_of(f"{module}.{imported.name}")
-            paths.append(path_if_module)
+            name_if_module = f"{module}.{imported.name}"
+            paths.append(_file_of(name_if_module))
     return paths
 
 
@@ -96,9 +108,9 @@ def wheel(to: Path) -> Path:
     """Packs live.py and what it needs; packages are empty, so that nothing imports torch."""
     texts = _files_of_wheel()
     record = ""
-    for name in texts:
+    for name in (*texts, RECORD):
         record += f"{name},,\n"
-    texts[f"{INFO}/RECORD"] = f"{record}{INFO}/RECORD,,\n"
+    texts[RECORD] = record
     with zipfile.ZipFile(to, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, text in sorted(texts.items()):
             without_date = zipfile.ZipInfo(name)
@@ -115,7 +127,8 @@ def _files_of_wheel() -> dict[str, str]:
     }
     for path in modules():
         place = path.relative_to(ROOT)
-        texts[str(place)] = path.read_text(encoding="utf-8")
+        name = str(place)
+        texts[name] = path.read_text(encoding="utf-8")
         for package in place.parents[:-1]:  # the last is the folder of the course
             texts[f"{package}/__init__.py"] = ""
     return texts
@@ -130,17 +143,18 @@ def recordings() -> dict[str, str]:
     return texts
 
 
-def redrawn(packed: Path, asked: Sequence[tuple[str, dict[str, Any]]]) -> list[str]:
+def redrawn(packed: Path, asked: Sequence[tuple[str, Json]]) -> list[str]:
     """Redraws places with settings, by the wheel in a CPython of its own; returns JSON of each."""
     wanted = []
     for place, settings in asked:
         settings_json = json.dumps(settings)
         wanted.append((place, settings_json))
-    request = json.dumps({"recordings": recordings(), "asked": wanted})
+    request = {"recordings": recordings(), "asked": wanted}
+    environment = os.environ | {"PYTHONPATH": str(packed)}
     run = subprocess.run(
         [sys.executable, "-P", "-m", "live"],
-        input=request,
-        env=os.environ | {"PYTHONPATH": str(packed)},
+        input=json.dumps(request),
+        env=environment,
         stdout=subprocess.PIPE,
         text=True,
         check=True,
@@ -151,12 +165,12 @@ def redrawn(packed: Path, asked: Sequence[tuple[str, dict[str, Any]]]) -> list[s
 class Place(NamedTuple):
     """Where sliders stand below a cell."""
 
-    entry: dict[str, str]  # as places.toml has it
-    drawn: dict[str, Any]  # its picture, and what it says, before a slider moves
+    entry: Entry
+    drawn: Json  # its picture, and what it says, before a slider moves
     recording: str  # as JSON
 
 
-def _links(world_size: int, say: Say) -> Iterator[tuple[str, str]]:
+def _links(world_size: int, say: Say) -> Iterator[Option]:
     """What may be the slow link: none, or one between two ranks; each with its value."""
     yield say("none"), ""
     for rank in range(world_size):
@@ -166,7 +180,7 @@ def _links(world_size: int, say: Say) -> Iterator[tuple[str, str]]:
                 yield name, f"{rank},{other}"
 
 
-def _slow_ranks(world_size: int, say: Say) -> Iterator[tuple[str, str]]:
+def _slow_ranks(world_size: int, say: Say) -> Iterator[Option]:
     """Who may be slow: none, or a rank; each with its value."""
     yield say("none"), ""
     for rank in range(world_size):
@@ -190,7 +204,8 @@ def block(name: str, place: Place, say: Say = str) -> str:
         "unit_us": drawn["unit_us"] or "",
     }
     fields |= _lists(place, say)
-    return frame("live.html", say).substitute(drawn | fields)
+    empty = frame("live.html", say)
+    return empty.substitute(drawn | fields)
 
 
 def _lists(place: Place, say: Say) -> dict[str, str]:
@@ -206,18 +221,21 @@ def _lists(place: Place, say: Say) -> dict[str, str]:
     runs_of_first_case, *_ = recording["runs"].values()
     first_run, *_ = runs_of_first_case.values()
     world_size = len(first_run["ranks"])
+    links = _links(world_size, say)
+    slow_ranks = _slow_ranks(world_size, say)
     return {
-        "cases": _options((case, case) for case in cases),
+        "cases": _options(zip(cases, cases, strict=True)),
         "case_is": case_is,
-        "links": _options(_links(world_size, say)),
-        "ranks": _options(_slow_ranks(world_size, say)),
+        "links": _options(links),
+        "ranks": _options(slow_ranks),
         "slow": slow,
     }
 
 
-def _choices(place: str, drawn: dict[str, Any], say: Say) -> str:
+def _choices(place: str, drawn: Json, say: Say) -> str:
     """Those that are compared, each with its bar; the first is drawn, the fastest stands out."""
     compared = drawn["took"]
+    percents = drawn["percent"]
     times_us = [duration_us for duration_us, _ in compared.values()]
     longest_us = max(times_us)
     shortest_us = min(times_us)
@@ -227,24 +245,29 @@ def _choices(place: str, drawn: dict[str, Any], say: Say) -> str:
         label = "label"
         if duration_us == shortest_us:
             label = "label class=wins"
-        value = html.escape(choice)
-        name = html.escape(say(choice)) or say("all are done at")
-        width = 100 * duration_us / longest_us
-        percent = drawn["percent"].get(choice, "")
-        choices += (
-            f'<{label}><input type="radio" name="{place}" value="{value}"{checked}>'
-            f'<span>{name}</span><span class="bar"><i style="width:{width:.0f}%"></i></span>'
-            f"<output>{duration} {percent}</output></label>"
+        name = say(choice)
+        shown_name = html.escape(name)
+        if not shown_name:
+            shown_name = say("all are done at")
+        choices += CHOICE_AS_HTML.format(
+            label=label,
+            place=place,
+            value=html.escape(choice),
+            checked=checked,
+            name=shown_name,
+            width=100 * duration_us / longest_us,
+            duration=duration,
+            percent=percents.get(choice, ""),
         )
         checked = ""
     return choices
 
 
-def _options(values: Iterable[tuple[str, str]]) -> str:
+def _options(values: Iterable[Option]) -> str:
     """Choices of a list in HTML, of their names and values."""
     options = ""
     for name, value in values:
-        options += f'<option value="{value}">{name}</option>'
+        options += OPTION_AS_HTML.format(name=name, value=value)
     return options
 
 

@@ -19,6 +19,10 @@ A cell calls `launch(function, world_size=n)`, which forks n ranks that have joi
 Predictions (`predict`) and exercises are for the reader to answer. Of an exercise, give its hints
 in their order, and no more; `check(...)` is the only judge of an answer.
 """
+LINE = "- [{title}]({page}): {words}\n"
+# Of a lab.
+TITLE = re.compile(r"^# (Lab \d\d · .+)$", re.MULTILINE)
+QUESTION = re.compile(r"^## \d+ · (.+)$", re.MULTILINE)
 ROOMS = {
     "course_testing": "a pytest plugin that runs a test in real ranks",
     "course_lint": "a linter for what only some ranks do",
@@ -28,42 +32,64 @@ ROOMS = {
 
 def text() -> str:
     """Returns the file's text, with links that start at the site's front page."""
-    parts = [HEAD, "## Chapters\n", *_chapters(), "\n## Labs\n", *_labs(), "\n## Tools\n"]
-    for folder, words in ROOMS.items():
-        parts.append(f"- [{folder}]({folder}/README.html): {words}")
-    parts += [
-        "\n## Optional\n",
-        "- [Course map](notebooks/README.html): which cell shows what five articles teach",
-        "- [Changelog](CHANGELOG.html): what is new",
-    ]
-    return "\n".join(parts) + "\n"
+    return f"""{HEAD}
+## Chapters
+
+{_chapters()}
+## Labs
+
+{_labs()}
+## Tools
+
+{_tools()}
+## Optional
+
+- [Course map](notebooks/README.html): which cell shows what five articles teach
+- [Changelog](CHANGELOG.html): what is new
+"""
 
 
-def _chapters() -> list[str]:
+def _chapters() -> str:
     """A line for each chapter."""
-    lines = []
+    lines = ""
     for path, notebook in course_map.chapters().items():
-        about = course_map.facts(notebook)
+        facts = course_map.facts(notebook)
         number = path.stem[:2]
-        link = f"[{number} {about['title']}](notebooks/{path.stem}.html)"
-        lines.append(f"- {link}: {about['question']}")
+        title = facts["title"]
+        lines += LINE.format(
+            title=f"{number} {title}",
+            page=f"notebooks/{path.stem}.html",
+            words=facts["question"],
+        )
     return lines
 
 
-def _labs() -> list[str]:
+def _labs() -> str:
     """A line for each lab, with the questions of its exercises."""
-    lines = []
+    lines = ""
     for path, notebook in course_map.labs().items():
-        first_cell = notebook.cells[0]
-        title = re.search(r"^# (Lab \d\d · .+)$", first_cell.source, re.M)[1]
+        cells = notebook.cells
+        title = TITLE.search(cells[0].source)
         questions = []
-        for cell in notebook.cells:
-            questions += re.findall(r"^## \d+ · (.+)$", cell.source, re.M)
-        link = f"[{title}](exercises/{path.stem}.html)"
-        lines.append(f"- {link}: {' '.join(questions)}")
+        for cell in cells:
+            questions += QUESTION.findall(cell.source)
+        lines += LINE.format(
+            title=title[1],
+            page=f"exercises/{path.stem}.html",
+            words=" ".join(questions),
+        )
+    return lines
+
+
+def _tools() -> str:
+    """A line for each of the packages that serve outside of the course, too."""
+    lines = ""
+    for folder, words in ROOMS.items():
+        lines += LINE.format(title=folder, page=f"{folder}/README.html", words=words)
     return lines
 
 
 def write(folder: Path) -> None:
     """Writes llms.txt into a folder that the site takes over as it is."""
-    (folder / "llms.txt").write_text(text(), encoding="utf-8")
+    path = folder / "llms.txt"
+    path.write_text(text(), encoding="utf-8")

@@ -23,6 +23,16 @@ DRAWS = re.compile(r"^(explore|plot_timeline)\(", re.MULTILINE)
 # In the map's chart: a part with its title, and in it a chapter with its number and its words.
 PART = re.compile(r"subgraph \w+\[(.*?)\]\n(.*?)\n +end", re.DOTALL)
 CHAPTER = re.compile(r"(\d\d)\[\d\d (.*?)\]")
+# The same as HTML.
+PART_AS_HTML = "<h2>{title}</h2><ol>{items}</ol>"
+CHAPTER_AS_HTML = (
+    '<li><a href="{page}"><b>{chapter}</b> {words}</a>'
+    '<span class="tick" data-chapter="{chapter}" data-of="{count}"></span></li>'
+)
+PICTURE_AS_HTML = (
+    '<img class="figure" src="{source}" alt="{words}" '
+    'width="{width}" height="{height}" loading="lazy">'
+)
 
 
 def pictures_to_files(cells: Iterable[NotebookNode], folder: Path, root: str) -> None:
@@ -43,16 +53,19 @@ def _picture_as_file(output: NotebookNode, folder: Path, root: str) -> str:
     encoded = output.data["image/png"]
     png = base64.b64decode(encoded)
     digest = hashlib.sha256(png).hexdigest()
-    path = folder / f"{digest[:16]}.png"
+    name = f"{digest[:16]}.png"
+    path = folder / name
     if not path.exists():
         path.write_bytes(png)
     caption = output.data["text/plain"]
     words = caption.removeprefix("Figure: ")
-    alternative = html.escape(words)
     width, height = _size(output, png)
-    source = f'src="{root}_static/pictures/{path.name}" alt="{alternative}"'
-    shape = f'width="{width}" height="{height}" loading="lazy"'
-    return f'<img class="figure" {source} {shape}>'
+    return PICTURE_AS_HTML.format(
+        source=f"{root}_static/pictures/{name}",
+        words=html.escape(words),
+        width=width,
+        height=height,
+    )
 
 
 def _size(output: NotebookNode, png: bytes) -> tuple[int, int]:
@@ -62,8 +75,8 @@ def _size(output: NotebookNode, png: bytes) -> tuple[int, int]:
     metadata = output.get("metadata", {})
     size = metadata.get("image/png", {})
     width = size.get("width", pixels_wide)
-    height = round(pixels_high * width / pixels_wide)
-    return width, height
+    height = pixels_high * width / pixels_wide
+    return width, round(height)
 
 
 def page(
@@ -81,19 +94,22 @@ def page(
     """
     as_read = tongue.read(path)  # and kept for the next who reads it
     notebook = copy.deepcopy(as_read)
-    plan = tongue.say("# Choose a plan").removeprefix("# ")  # a page that only the site has
-    for cell in notebook.cells:
+    cells = notebook.cells
+    title_of_plans = tongue.say("# Choose a plan")  # a page that only the site has
+    plan = title_of_plans.removeprefix("# ")
+    for cell in cells:
         cell.metadata["tags"] = _tags(cell)
         if cell.cell_type == "markdown":
             cell.source = _with_links_of_the_site(cell.source, solution, plan)
-    _add_below_title(notebook.cells[0], head)
+    _add_below_title(cells[0], head)
     for text, frame in live.items():
-        _add_frame(notebook, text, frame)
-    notebook.metadata = {"kernelspec": notebook.metadata["kernelspec"]}
+        _add_frame(cells, text, frame)
+    kernel = notebook.metadata["kernelspec"]
+    notebook.metadata = {"kernelspec": kernel}
     if path.parent.name == "notebooks":
         chapter = path.stem[:2]
-        fold(notebook.cells, chapter, tongue.say)
-    pictures_to_files(notebook.cells, folder, tongue.up)
+        fold(cells, chapter, tongue.say)
+    pictures_to_files(cells, folder, tongue.up)
     if solution:
         notebook.metadata |= {"nosearch": True, "orphan": True}
     return notebook
@@ -104,14 +120,16 @@ def _with_links_of_the_site(text: str, solution: bool, plan: str) -> str:
     text = LINK_TO_NOTEBOOK.sub(r'\1.html"', text)
     if solution:  # written to stand among the exercises
         text = text.replace("](challenge", "](../exercises/challenge")
-    return text.replace(f"*{plan}*", f"[{plan}](../plan.md)")
+    link_to_plans = f"[{plan}](../plan.md)"
+    return text.replace(f"*{plan}*", link_to_plans)
 
 
 def _add_below_title(cell: NotebookNode, head: str) -> None:
     """Adds Markdown below the title, if the cell begins with one and goes on after it."""
-    heading, line_end, after_heading = cell.source.partition("\n")
-    if line_end and heading.startswith("# "):
-        cell.source = f"{heading}\n\n{head}\n{after_heading}"
+    heading, *lines = cell.source.split("\n")
+    if lines and heading.startswith("# "):
+        parts = [heading, "", head, *lines]
+        cell.source = "\n".join(parts)
 
 
 def _tags(cell: NotebookNode) -> list[str]:
@@ -123,15 +141,22 @@ def _tags(cell: NotebookNode) -> list[str]:
     return tags
 
 
-def _add_frame(notebook: NotebookNode, text: str, frame: str) -> None:
+def _add_frame(cells: list[NotebookNode], text: str, frame: str) -> None:
     """Shows a frame with sliders below the one cell with this text; the frame has its picture."""
-    matching = [cell for cell in notebook.cells if text in cell.source]
-    (cell,) = matching
-    outputs = cell.outputs
-    if DRAWS.search(cell.source):
-        outputs = [output for output in outputs if not _is_drawn(output)]
+    matching = []
+    for cell in cells:
+        if text in cell.source:
+            matching.append(cell)
+    (only_match,) = matching
+    draws = DRAWS.search(only_match.source)
+    outputs = []
+    for output in only_match.outputs:
+        if draws and _is_drawn(output):
+            continue
+        outputs.append(output)
     output_with_frame = markup(frame)
-    cell.outputs = [*outputs, output_with_frame]
+    outputs.append(output_with_frame)
+    only_match.outputs = outputs
 
 
 def _is_drawn(output: NotebookNode) -> bool:
@@ -155,13 +180,15 @@ def chart_as_links(text: str, counts: dict[str, int], names: dict[str, str]) -> 
     for title, chapters in PART.findall(text):
         items = ""
         for chapter, words in sorted(CHAPTER.findall(chapters)):
-            page_name = f"{names[chapter]}.html"
-            shown_words = html.escape(words)
-            link = f'<a href="{page_name}"><b>{chapter}</b> {shown_words}</a>'
-            progress = f'data-chapter="{chapter}" data-of="{counts[chapter]}"'
-            items += f'<li>{link}<span class="tick" {progress}></span></li>'
+            name = names[chapter]
+            items += CHAPTER_AS_HTML.format(
+                page=f"{name}.html",
+                chapter=chapter,
+                words=html.escape(words),
+                count=counts[chapter],
+            )
         heading = html.escape(title)
-        parts += f"<h2>{heading}</h2><ol>{items}</ol>"
+        parts += PART_AS_HTML.format(title=heading, items=items)
     return f'<div class="way">{parts}<p class="progress"></p></div>'
 
 

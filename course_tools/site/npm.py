@@ -23,9 +23,11 @@ def fetched(parts: Path, package: str, integrity: str, needed: tuple[str, ...]) 
     if folder.exists():
         return folder
     parts.mkdir(parents=True, exist_ok=True)
-    if not packed.exists() and not _pack(package, packed):
+    is_there = packed.exists() or _pack(package, packed)
+    if not is_there:
         return None
-    digest = hashlib.sha512(packed.read_bytes()).digest()
+    content = packed.read_bytes()
+    digest = hashlib.sha512(content).digest()
     actual = base64.b64encode(digest).decode()
     if actual != integrity:
         raise SystemExit(f"{packed.name} is not what was published: {actual}")
@@ -35,17 +37,19 @@ def fetched(parts: Path, package: str, integrity: str, needed: tuple[str, ...]) 
 
 def _pack(package: str, packed: Path) -> bool:
     """Lets npm bring a package as an archive; says why where it cannot."""
+    folder = packed.parent
     command = ["npm", "pack", "--silent", package]
     try:
-        subprocess.run(command, cwd=packed.parent, check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL)
     except OSError:
         why = "npm is not installed; it comes with Node.js."
     except subprocess.CalledProcessError:
         why = "npm could not fetch it; is there a network?"
     else:
         return True
-    elsewhere = f"Or run `npm pack {package}` elsewhere, and put {packed.name} into {packed.parent}"
-    print(f"no {package}: {why} {elsewhere}", file=sys.stderr)
+    elsewhere = f"Or run `npm pack {package}` elsewhere, and put {packed.name} into {folder}"
+    sentence = f"no {package}: {why} {elsewhere}"
+    print(sentence, file=sys.stderr)
     return False
 
 

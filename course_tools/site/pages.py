@@ -39,6 +39,9 @@ ELSEWHERE = {
 }
 
 
+Frames = dict[str, str]  # with sliders, as HTML
+
+
 class Site(NamedTuple):
     """What all pages are made with."""
 
@@ -50,9 +53,10 @@ class Site(NamedTuple):
 
 def write_pages(to: Path, site: Site, tongue: Tongue) -> None:
     """Writes all pages that there are in both languages."""
-    frames = {}
+    say = tongue.say
+    frames: Frames = {}
     for name, place in site.live.items():
-        frames[name] = live_parts.block(name, place, tongue.say)
+        frames[name] = live_parts.block(name, place, say)
     for path in books():
         live = _frames_below_cells(path, frames, site)
         write_book(path, to, live, site, tongue)
@@ -60,15 +64,16 @@ def write_pages(to: Path, site: Site, tongue: Tongue) -> None:
         document(path, to, tongue)
     for path in (ROOT / "notebooks").glob("*.py"):
         shutil.copy(path, to / "notebooks")
+    glossary_page = to / "glossary.md"
     glossary_text = glossary.page(tongue)
-    (to / "glossary.md").write_text(glossary_text, encoding="utf-8")
+    glossary_page.write_text(glossary_text, encoding="utf-8")
     front(to, frames["front"], site, tongue)
 
 
-def _frames_below_cells(path: Path, frames: dict[str, str], site: Site) -> dict[str, str]:
+def _frames_below_cells(path: Path, frames: Frames, site: Site) -> Frames:
     """The frames of a notebook, by a text of the cell that each of them stands below."""
     notebook = str(path.relative_to(ROOT))
-    by_text = {}
+    by_text: Frames = {}
     for name, place in site.live.items():
         if name == "front":
             continue
@@ -93,12 +98,13 @@ def documents() -> list[Path]:
     paths = [ROOT / name for name in DOCUMENTS]
     for_teachers = (ROOT / "teaching").glob("*.md")
     paths += sorted(for_teachers)
-    for folder in (*BOOKS, *ROOMS):
-        paths.append(ROOT / folder / "README.md")
+    for name in (*BOOKS, *ROOMS):
+        folder = ROOT / name
+        paths.append(folder / "README.md")
     return paths
 
 
-def write_book(path: Path, to: Path, live: dict[str, str], site: Site, tongue: Tongue) -> None:
+def write_book(path: Path, to: Path, live: Frames, site: Site, tongue: Tongue) -> None:
     """Writes a notebook's page, and the notebook itself as a download.
 
     Args:
@@ -116,8 +122,9 @@ def write_book(path: Path, to: Path, live: dict[str, str], site: Site, tongue: T
         name = f"lab_{name}"
     head = ""
     if not is_solution:
-        links = " · ".join(_links(place, name, site.repository, tongue.say))
-        head = f'<p class="elsewhere">{links}</p>\n'
+        links = _links(place, name, site.repository, tongue.say)
+        joined_links = " · ".join(links)
+        head = f'<p class="elsewhere">{joined_links}</p>\n'
     page = notebook_pages.page(path, site.pictures, live, head, is_solution, tongue)
     notebook_pages.write(page, to / place)
     if is_solution:
@@ -133,33 +140,37 @@ def _links(place: Path, download: str, repository: str, say: Say) -> Iterator[st
     """What stands below the title of a notebook: where it runs, and its file."""
     if place.parts[0] == "notebooks":
         yield say("Only the sliders run here.")
-    download_words = say("Download this notebook")
-    yield f'<a href="../download/{download}" download>{download_words}</a>'
-    start_words = say("Start anywhere")
-    yield f'<a href="../start.html">{start_words}</a>'
+    words = say("Download this notebook")
+    yield f'<a href="../download/{download}" download>{words}</a>'
+    words = say("Start anywhere")
+    yield f'<a href="../start.html">{words}</a>'
     if not repository:
         return
     for service, address in ELSEWHERE.items():
         url = address.format(repository, place)
-        open_words = say("Open in {0}").format(service)
-        yield f'<a href="{url}">{open_words}</a>'
+        words = say("Open in {0}").format(service)
+        yield f'<a href="{url}">{words}</a>'
 
 
 def document(path: Path, to: Path, tongue: Tongue) -> None:
     """Writes a document; the map's chart becomes links."""
     place = path.relative_to(ROOT)
     text = tongue.document(path)
-    chart = CHART.search(text)
-    if chart:
-        fence, diagram = chart.group(0, 1)
-        names = {chapter.stem[:2]: chapter.stem for chapter in course_map.chapters()}
-        links = notebook_pages.chart_as_links(diagram, predictions(), names)
-        text = text.replace(fence, links)
+    text = CHART.sub(_chart_as_links, text)
     if place.parts[0] == "solutions":
         text = NOT_SEARCHED + text
     page = to / place
     page.parent.mkdir(exist_ok=True)
     page.write_text(text, encoding="utf-8")
+
+
+def _chart_as_links(chart: re.Match[str]) -> str:
+    """The map's chart as links to the chapters."""
+    names = {}
+    for path in course_map.chapters():
+        chapter = path.stem[:2]
+        names[chapter] = path.stem
+    return notebook_pages.chart_as_links(chart[1], predictions(), names)
 
 
 @functools.cache
@@ -196,15 +207,18 @@ def front(to: Path, frame: str, site: Site, tongue: Tongue) -> None:
         return fields[field[1]]
 
     for name in ("index.md", "start.md", "plan.md"):
-        text = say(site_text(name))
+        english_text = site_text(name)
+        text = say(english_text)
         text = site_languages.titled(text, say)
         text = field_name.sub(filled, text)
-        (to / name).write_text(text, encoding="utf-8")
+        page = to / name
+        page.write_text(text, encoding="utf-8")
 
 
 def _table_of_chapters(tongue: Tongue) -> str:
     """A table in Markdown: each chapter with its question."""
-    rows = [tongue.say("| | chapter | the question |"), "| --- | --- | --- |"]
+    header = tongue.say("| | chapter | the question |")
+    rows = [header, "| --- | --- | --- |"]
     for path in course_map.chapters():
         number = path.stem[:2]
         notebook = tongue.read(path)
@@ -212,7 +226,8 @@ def _table_of_chapters(tongue: Tongue) -> str:
         title = facts["title"]
         question = facts["question"]
         link = f"[{title}](notebooks/{path.name})"
-        rows.append(f"| {number} | {link} | {question} |")
+        row = f"| {number} | {link} | {question} |"
+        rows.append(row)
     return "\n".join(rows)
 
 

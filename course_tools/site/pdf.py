@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from course_tools import ROOT
+from course_tools.site.live_parts import site_text
 
 FOOTER = """<div style="font-size:8px;width:100%;text-align:center">
 <span class="pageNumber"></span> / <span class="totalPages"></span></div>"""
@@ -21,7 +21,7 @@ def one_page(built: Path) -> Path:
     cache = built / "cache-of-one"
     pages = built / "pages"
     command = [sys.executable, "-m", "sphinx", "-q", "-b", "singlehtml"]
-    command += ["-d", str(cache), str(pages), str(to)]
+    command += ["-d", cache, pages, to]
     subprocess.run(command, check=True)
     return to / "index.html"
 
@@ -31,19 +31,20 @@ def print_page(page: Path, to: Path) -> dict[str, Any]:
     from playwright.sync_api import sync_playwright
 
     browser_at = shutil.which("chromium") or shutil.which("google-chrome")
+    script = site_text("print.js")
+    margin = dict.fromkeys(("top", "bottom", "left", "right"), "15mm")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=browser_at, args=["--no-sandbox"])
         shown = browser.new_page(color_scheme="light")
         shown.set_default_timeout(300_000)
         shown.goto(page.as_uri())
-        script = (ROOT / "source/site/print.js").read_text(encoding="utf-8")
         contents = shown.evaluate(script)
         shown.pdf(
             path=to,
             format="A4",
             scale=0.8,
             print_background=True,
-            margin=dict.fromkeys(("top", "bottom", "left", "right"), "15mm"),
+            margin=margin,
             display_header_footer=True,
             header_template="<i></i>",
             footer_template=FOOTER,
@@ -55,9 +56,11 @@ def print_page(page: Path, to: Path) -> dict[str, Any]:
 def printed(built: Path) -> Path:
     """Prints the site that is in `built`; returns the PDF, and tells what is in it."""
     to = built / "html/ddp-course.pdf"
-    contents = print_page(one_page(built), to)
+    page = one_page(built)
+    contents = print_page(page, to)
     assert not contents["lost"], contents["lost"]
     megabytes = to.stat().st_size / 1e6
-    inside = f"{contents['folded']} folded parts and {contents['links']} links at its end"
-    print(f"{to}: {megabytes:.1f} MB, {inside}")
+    folded = contents["folded"]
+    links = contents["links"]
+    print(f"{to}: {megabytes:.1f} MB, {folded} folded parts and {links} links at its end")
     return to

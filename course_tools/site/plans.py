@@ -15,10 +15,14 @@ from course_tools.notebooks.course_map import Say
 from course_tools.site.live_parts import SITE, frame
 from course_tools.texts import read_toml
 
+Task = dict[str, Any]  # as tasks.toml has it
 MOST_CHIPS = 1024
 # Of each plan, in this order.
 PARTS = ("step_s", "compute_s", "tensor_s", "bubble_s", "data_s", "gb", "mfu")
 START = Plan(dp=4, tp=8, pp=16, microbatches=16, zero=1)  # as plan.html begins
+HINT_AS_HTML = "<details><summary>{title}</summary>{hint}</details>"
+BUTTON_AS_HTML = '<input type="radio" name="task" value="{number}" data-bounds="{bounds}"{checked}>'
+TASK_AS_HTML = "<div><label>{button} {text}</label> <output></output>{hints}</div>"
 
 
 def numbers(scored: Score) -> list[float]:
@@ -36,7 +40,8 @@ def numbers(scored: Score) -> list[float]:
 
 def key(plan: Plan) -> str:
     """A plan's name in the table."""
-    return f"{plan.dp} {plan.tp} {plan.pp} {plan.microbatches} {plan.zero}"
+    parts = (plan.dp, plan.tp, plan.pp, plan.microbatches, plan.zero)
+    return " ".join(map(str, parts))
 
 
 def scores(model: str) -> dict[str, list[float]]:
@@ -57,38 +62,50 @@ def write_table(to: Path) -> None:
     """Writes the table as a script."""
     by_model = {model: scores(model) for model in MODELS}
     table = {"parts": PARTS, "scores": by_model}
-    text = json.dumps(table, separators=(",", ":"))
-    to.write_text(f"const PLANS = {text};\n", encoding="utf-8")
+    table_json = json.dumps(table, separators=(",", ":"))
+    script = f"const PLANS = {table_json};\n"
+    to.write_text(script, encoding="utf-8")
 
 
-def tasks() -> list[dict[str, Any]]:
+def tasks() -> list[Task]:
     """What tasks.toml says."""
-    return read_toml(SITE / "tasks.toml")["tasks"]
+    source = read_toml(SITE / "tasks.toml")
+    return source["tasks"]
 
 
-def _row(number: int, task: dict[str, Any], say: Say) -> str:
+def _row(number: int, task: Task, say: Say) -> str:
     """A task with its button, which the script reads its bounds from, and its hints."""
     button = _button(number, task)
     text = _in_html(task["text"], say)
+    hints = _hints(task["hints"], say)
+    return TASK_AS_HTML.format(button=button, text=text, hints=hints)
+
+
+def _hints(texts: list[str], say: Say) -> str:
+    """The hints of a task, each of them folded."""
     hints = ""
-    for count, hint in enumerate(task["hints"], start=1):
-        summary = say("Hint {0}").format(count)
-        hint_text = _in_html(hint, say)
-        hints += f"<details><summary>{summary}</summary>{hint_text}</details>"
-    return f"<div><label>{button} {text}</label> <output></output>{hints}</div>"
+    for number, text in enumerate(texts, start=1):
+        title = say("Hint {0}").format(number)
+        hint = _in_html(text, say)
+        hints += HINT_AS_HTML.format(title=title, hint=hint)
+    return hints
 
 
-def _button(number: int, task: dict[str, Any]) -> str:
+def _button(number: int, task: Task) -> str:
     """The button of a task, of which the first is chosen."""
     bounds = {}
     for name in ("model", "least", "most"):
         if name in task:
             bounds[name] = task[name]
-    bounds_json = html.escape(json.dumps(bounds))
+    bounds_json = json.dumps(bounds)
     checked = ""
     if number == 1:
         checked = " checked"
-    return f'<input type="radio" name="task" value="{number}" data-bounds="{bounds_json}"{checked}>'
+    return BUTTON_AS_HTML.format(
+        number=number,
+        bounds=html.escape(bounds_json),
+        checked=checked,
+    )
 
 
 def _in_html(text: str, say: Say) -> str:
@@ -104,4 +121,5 @@ def block(say: Say = str) -> str:
         row = _row(number, task, say)
         rows.append(row)
     joined_rows = "\n".join(rows)
-    return frame("plan.html", say).substitute(tasks=joined_rows)
+    page = frame("plan.html", say)
+    return page.substitute(tasks=joined_rows)

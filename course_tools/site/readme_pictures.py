@@ -10,7 +10,6 @@ text stays text, a moving one needs no player, and GitHub shows both.
 
 import re
 import sys
-from collections.abc import Callable
 from html import escape
 
 import nbformat
@@ -35,13 +34,19 @@ FONT_SIZE = 12.5
 CHARACTER = 7.5  # a character's width is 0.6 of its size
 LINE = 19  # from one line of text to the next
 MONO = "ui-monospace, SFMono-Regular, Menlo, Consolas, DejaVu Sans Mono, monospace"
+PICTURE = (
+    '<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
+    'viewBox="0 0 {width} {height}" role="img" font-family="{font}" font-size="{size}">\n'
+    "<title>{title}</title>\n"
+    "{contents}</svg>\n"
+)
 
 Spans = list[tuple[str, str]]  # pieces of a line, each with its colour
 
 
 def notebook(name: str) -> NotebookNode:
     """Reads an executed lesson."""
-    path = ROOT / "notebooks" / f"{name}.ipynb"
+    path = ROOT / f"notebooks/{name}.ipynb"
     return nbformat.read(path, as_version=4)
 
 
@@ -53,10 +58,13 @@ def cell_with(name: str, words: str) -> NotebookNode:
     """
     matching = []
     for cell in notebook(name).cells:
-        if cell.cell_type == "code" and words in cell.source:
+        if cell.cell_type != "code":
+            continue
+        if words in cell.source:
             matching.append(cell)
-    if len(matching) != 1:
-        raise ValueError(f"{len(matching)} cells of {name} have the words {words!r}, not one")
+    count = len(matching)
+    if count != 1:
+        raise ValueError(f"{count} cells of {name} have the words {words!r}, not one")
     return matching[0]
 
 
@@ -70,6 +78,15 @@ def printed(cell: NotebookNode) -> str:
             text += "\n".join(output.traceback)
     without_colours = ANSI.sub("", text)
     return without_colours.strip("\n")
+
+
+def errors_of(cell: NotebookNode) -> list[NotebookNode]:
+    """Returns those outputs of a cell that are errors."""
+    errors = []
+    for output in cell.outputs:
+        if output.output_type == "error":
+            errors.append(output)
+    return errors
 
 
 def coloured(code: str, theme: Theme) -> list[Spans]:
@@ -125,22 +142,26 @@ def line_at(spans: Spans, y: float) -> str:
     width = count * CHARACTER
     if width > PANEL_WIDTH - MARGIN:
         raise ValueError(f"a line of {count} characters is too long for a picture")
+    x = 2 * MARGIN
     as_written = {"textLength": width, "xml:space": "preserve"}
-    return words_at(2 * MARGIN, y, pieces, **as_written)
+    return words_at(x, y, pieces, **as_written)
 
 
 def page(height: float, body: str, words: str, theme: Theme, style: str = "") -> str:
     """Returns a whole picture, with the words that say what it shows."""
-    style_of_frame = {"rx": 8, "fill": theme.page, "stroke": theme.border}
     inner_width = WIDTH - 1  # the line around it is a pixel wide
     inner_height = height - 1
-    frame = rectangle(0.5, 0.5, inner_width, inner_height, **style_of_frame)
+    frame = rectangle(
+        0.5, 0.5, inner_width, inner_height, rx=8, fill=theme.page, stroke=theme.border
+    )
     title = escape(words, quote=False)
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" '
-        f'viewBox="0 0 {WIDTH} {height}" role="img" font-family="{MONO}" font-size="{FONT_SIZE}">\n'
-        f"<title>{title}</title>\n"
-        f"{style}{frame}{body}</svg>\n"
+    return PICTURE.format(
+        width=WIDTH,
+        height=height,
+        font=MONO,
+        size=FONT_SIZE,
+        title=title,
+        contents=style + frame + body,
     )
 
 
@@ -149,15 +170,17 @@ def cell_picture(cell: NotebookNode, words: str, theme: Theme, code: str = "") -
     shown_code = code or cell.source
     shown_code = shown_code.replace("\n\n\n", "\n\n")
     code_lines = coloured(shown_code, theme)
-    panel_height = len(code_lines) * LINE + MARGIN
+    code_height = len(code_lines) * LINE
+    panel_height = code_height + MARGIN
+    code_y = MARGIN + LINE + 3
     body = code_panel(panel_height, theme)
-    body += lines_from(code_lines, MARGIN + LINE + 3)
+    body += lines_from(code_lines, code_y)
 
     output = printed(cell)
     output_lines = plain(output, theme)
-    output_y = MARGIN + panel_height + LINE + 8
-    kinds = [output.output_type for output in cell.outputs]
-    if "error" in kinds:
+    panel_bottom = MARGIN + panel_height
+    output_y = panel_bottom + LINE + 8
+    if errors_of(cell):
         body += verdict_box(output_lines, output_y, theme)
     body += lines_from(output_lines, output_y)
 
@@ -169,8 +192,9 @@ def cell_picture(cell: NotebookNode, words: str, theme: Theme, code: str = "") -
 
 def code_panel(height: float, theme: Theme) -> str:
     """Returns the ground that a cell's code stands on."""
-    style = {"rx": 5, "fill": theme.panel, "stroke": theme.border}
-    return rectangle(MARGIN, MARGIN, PANEL_WIDTH, height, **style)
+    ground = theme.panel
+    line = theme.border
+    return rectangle(MARGIN, MARGIN, PANEL_WIDTH, height, rx=5, fill=ground, stroke=line)
 
 
 def lines_from(lines: list[Spans], first_y: float) -> str:
@@ -185,16 +209,16 @@ def lines_from(lines: list[Spans], first_y: float) -> str:
 
 def verdict_box(lines: list[Spans], first_y: float, theme: Theme) -> str:
     """Returns the ground of an error's last paragraph, which says who is guilty."""
-    lines_of_paragraph = 0
+    baseline = first_y - LINE
+    baseline_before = baseline  # that of the last line above the paragraph
     for line in lines:
-        lines_of_paragraph += 1
-        is_blank = not any(text for text, _ in line)
-        if is_blank:
-            lines_of_paragraph = 0
-    lines_before = len(lines) - lines_of_paragraph
-    baseline_before = first_y + (lines_before - 1) * LINE
-    height = lines_of_paragraph * LINE + 6
-    return rectangle(MARGIN, baseline_before + 3, PANEL_WIDTH, height, rx=5, fill=theme.verdict)
+        baseline += LINE
+        text = "".join(text for text, _ in line)
+        if not text:
+            baseline_before = baseline
+    top = baseline_before + 3
+    height = baseline - baseline_before + 6
+    return rectangle(MARGIN, top, PANEL_WIDTH, height, rx=5, fill=theme.verdict)
 
 
 def introduces(theme: Theme) -> str:
@@ -211,7 +235,7 @@ def hangs(theme: Theme) -> str:
     call = re.search(r"launch\(.*\)", cell.source)
     if call is None:
         raise ValueError("the cell with the hang has no launch")
-    errors = [output for output in cell.outputs if output.output_type == "error"]
+    errors = errors_of(cell)
     only_error = NotebookNode(outputs=errors)
     code = f"{function}\n\n\n{call[0]}"
     words = (
@@ -248,7 +272,7 @@ def rings_states() -> tuple[ring_picture.States, str]:
     return states, printed(cell)
 
 
-PICTURES: dict[str, Callable[[Theme], str]] = {
+PICTURES = {
     "cell": introduces,
     "hang": hangs,
     "ring": ring,
@@ -277,7 +301,8 @@ def main(argv: list[str] | None = None) -> int:
         if not has_text(path, text):
             old[path] = text
     if arguments.check:
-        return tell_old([path.name for path in old])
+        names = [path.name for path in old]
+        return tell_old(names)
     for path, text in old.items():
         path.parent.mkdir(exist_ok=True)
         path.write_text(text, encoding="utf-8")
@@ -288,7 +313,8 @@ def tell_old(names: list[str]) -> int:
     """Says which pictures are old, if any are; returns the exit status of a check."""
     if not names:
         return 0
-    print(f"source/pictures: {', '.join(names)}: old; make pictures", file=sys.stderr)
+    listed = ", ".join(names)
+    print(f"source/pictures: {listed}: old; make pictures", file=sys.stderr)
     return 1
 
 

@@ -13,7 +13,6 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any
 
 import nbformat
 from nbclient import NotebookClient
@@ -21,7 +20,7 @@ from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell
 
 from course_tools import ROOT
-from course_tools.site.live_parts import SITE, Places, places
+from course_tools.site.live_parts import SITE, Entry, Json, Places, places
 from course_utils import Network
 from course_utils.network.trace import Trace
 from course_utils.pictures.style import rounded
@@ -30,7 +29,7 @@ from course_utils.record.event import USER_THREAD, Event
 FIRST_CELL = """\
 from dataclasses import replace
 from course_tools.site.record import keep, keep_challenge"""
-Json = dict[str, Any]
+Compute = Callable[[Event], float]  # what a rank computes before an event, in microseconds
 NAMES_A_PLACE = "%env SITE_PLACE="  # begins the cells that write a place
 KEPT = ("kind", "bytes", "peer", "tag", "root", "op", "group", "group_name", "blocking", "parts")
 
@@ -92,18 +91,20 @@ def keep_challenge() -> None:
         if case.size and case.league == "flat":
             each_size_once.append(case)
     runs: dict[str, Json] = {}
-    sizes: dict[str, tuple[int, str]] = {}  # by run: how many ranks, and of which size
+    sizes = {}  # by run: how many ranks, and of which size
     for baseline, fn in BASELINES.items():
         attempt = tried(fn, cases=each_size_once)
         for world_size, case, trace in attempt.traces:
-            run = f"{world_size} ranks, {case.size}"
-            sizes[run] = (world_size, case.size)
+            size = case.size
+            run = f"{world_size} ranks, {size}"
+            sizes[run] = (world_size, size)
             runs_of_size = runs.setdefault(run, {})
             runs_of_size[baseline] = compact(trace)
     cases = {}
-    for name in LEAGUES:
+    for league in LEAGUES:
         for run, (world_size, size) in sizes.items():
-            cases[f"{name}, {run}"] = _case_of_league(name, run, world_size, size)
+            name = f"{league}, {run}"
+            cases[name] = _case_of_league(league, run, world_size, size)
     choices = _choices_of(BASELINES)
     _write(choices, cases, runs)
 
@@ -124,13 +125,14 @@ def _case_of_league(name: str, run: str, world_size: int, size: str) -> Json:
     }
 
 
-def compact(trace: Trace, compute: Callable[[Event], float] | None = None) -> Json:
+def compact(trace: Trace, compute: Compute | None = None) -> Json:
     """A recording as tables: each different call once, and by rank their numbers in its order."""
     numbers: dict[str, int] = {}  # of the calls, by their JSON
     ranks: list[list[int]] = []
     for rank in range(trace.world_size):
+        events = trace.of_rank(rank)
         numbers_of_rank = []
-        for call in _calls(trace.of_rank(rank)):
+        for call in _calls(events):
             call_json = json.dumps(call)
             next_number = len(numbers)
             number = numbers.setdefault(call_json, next_number)
@@ -143,21 +145,25 @@ def compact(trace: Trace, compute: Callable[[Event], float] | None = None) -> Js
     return tables
 
 
-def _computed_us(trace: Trace, compute: Callable[[Event], float]) -> list[list[float]]:
+def _computed_us(trace: Trace, compute: Compute) -> list[list[float]]:
     """By rank, what it computes before each of its events."""
     by_rank = []
     for rank in range(trace.world_size):
-        times_us = [compute(event) for event in trace.of_rank(rank)]
-        by_rank.append(times_us)
+        times_us = map(compute, trace.of_rank(rank))
+        by_rank.append(list(times_us))
     return by_rank
 
 
 def _calls(events: Sequence[Event]) -> Iterator[Json]:
     """Yields what a replay needs of each call of a rank."""
-    positions = {event.index: position for position, event in enumerate(events)}
     moments = _moments_of_threads(events)
+    positions = {}
     for position, event in enumerate(events):
-        call = _call(event, position, positions)
+        positions[event.index] = position
+    for position, event in enumerate(events):
+        call = _call(event)
+        if event.of is not None:
+            call["back"] = position - positions[event.of]
         if event.flags & USER_THREAD:  # their order counts, and nothing else
             begin = moments.index(event.start_s)
             end = moments.index(event.end_s)
@@ -176,22 +182,14 @@ def _moments_of_threads(events: Sequence[Event]) -> list[float]:
     return sorted(moments)
 
 
-def _call(event: Event, position: int, positions: dict[int, int]) -> Json:
-    """What a replay needs of a call, as far as it is not the default.
-
-    Args:
-        event: The call.
-        position: Its place among the events of its rank.
-        positions: Those of all, by the events' indices.
-    """
+def _call(event: Event) -> Json:
+    """What a replay needs of a call, as far as it is not the default."""
     default = Event(rank=0, index=0, kind="", bytes=0, start_s=0.0, end_s=0.0)
     call = {}
     for name in KEPT:
         value = getattr(event, name)
         if value != getattr(default, name):
             call[name] = value
-    if event.of is not None:
-        call["back"] = position - positions[event.of]
     return call
 
 
@@ -214,10 +212,10 @@ def described(network: Network) -> Json:
 def _write(choices: Json, cases: Json, runs: Json) -> None:
     """Writes the place that a cell before this one has named, and says how large it is."""
     place = {"choices": choices, "cases": cases, "runs": runs}
-    text = json.dumps(place, separators=(",", ":"))
+    place_json = json.dumps(place, separators=(",", ":"))
     name = os.environ["SITE_PLACE"]
     path = SITE / f"recordings/{name}.json"
-    path.write_text(f"{text}\n", encoding="utf-8")
+    path.write_text(f"{place_json}\n", encoding="utf-8")
     size = path.stat().st_size
     path_in_course = path.relative_to(ROOT)
     print(f"{path_in_course}: {size:,} bytes")
@@ -226,10 +224,12 @@ def _write(choices: Json, cases: Json, runs: Json) -> None:
 def record(notebook: str, wanted: Places) -> None:
     """Runs a notebook as far as the last of these places, and each place's code after its cell."""
     book = _with_cells_that_keep(notebook, wanted)
-    folder = (ROOT / notebook).parent
-    run_in_folder = {"metadata": {"path": str(folder)}}
+    path = ROOT / notebook
+    folder = str(path.parent)
+    run_in_folder = {"metadata": {"path": folder}}
     client = NotebookClient(book, timeout=600, kernel_name="python3", resources=run_in_folder)
-    client.execute(env=os.environ | {"COURSE_LANG": "en"})
+    environment = os.environ | {"COURSE_LANG": "en"}
+    client.execute(env=environment)
     for cell in book.cells:
         if cell.source.startswith(NAMES_A_PLACE):
             _tell_what_it_printed(cell)
@@ -237,7 +237,8 @@ def record(notebook: str, wanted: Places) -> None:
 
 def _with_cells_that_keep(notebook: str, wanted: Places) -> NotebookNode:
     """The notebook that `record` runs: code as far as needed, and the cells that write places."""
-    book = nbformat.read(ROOT / notebook, as_version=4)
+    path = ROOT / notebook
+    book = nbformat.read(path, as_version=4)
     first_cell = new_code_cell(FIRST_CELL)
     cells = [first_cell]
     left = dict(wanted)
@@ -247,14 +248,20 @@ def _with_cells_that_keep(notebook: str, wanted: Places) -> NotebookNode:
         if cell.cell_type != "code":
             continue
         cells.append(cell)
-        for name, place in wanted.items():
-            if name in left and place["after"] in cell.source:
+        for name, place in list(left.items()):
+            if place["after"] in cell.source:
                 del left[name]
-                cell_that_keeps = new_code_cell(f"{NAMES_A_PLACE}{name}\n{place['code']}")
-                cells.append(cell_that_keeps)
-    assert not left, f"{notebook} has no cell for {', '.join(left)}"
+                cells.append(_cell_that_keeps(name, place))
+    names = ", ".join(left)
+    assert not left, f"{notebook} has no cell for {names}"
     book.cells = cells
     return book
+
+
+def _cell_that_keeps(name: str, place: Entry) -> NotebookNode:
+    """The cell that writes a place."""
+    code = place["code"]
+    return new_code_cell(f"{NAMES_A_PLACE}{name}\n{code}")
 
 
 def _tell_what_it_printed(cell: NotebookNode) -> None:

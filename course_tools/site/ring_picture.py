@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from itertools import chain, pairwise
 from typing import NamedTuple
 
-from course_tools.site.svg import Theme, element, rectangle, words_at
+from course_tools.site.svg import Theme, Value, element, rectangle, words_at
 
 State = list[list[int]]  # a number by rank and chunk
 States = list[State]  # after each step; the first is before all of them
@@ -27,6 +27,15 @@ SQUARE = 58
 PITCH = 66
 PLACES = ((114, 56), (490, 56), (490, 196), (114, 196))  # of ranks 0 to 3, around the ring
 ARROWS = ("M378 85H482", "M618 122V188", "M482 225H378", "M242 188V122")
+DASHES = {"stroke_dasharray": "4 5", "marker_end": "url(#to)"}  # of an arrow, with a head
+MARKER = {  # the head of an arrow, at the end of its line
+    "id": "to",
+    "orient": "auto",
+    "markerWidth": 8,
+    "markerHeight": 8,
+    "refX": 7,
+    "refY": 4,
+}
 
 START_S = 0.6  # before the first step
 STEP_S = 1.3  # from one step to the next
@@ -56,7 +65,8 @@ def read(figure: str) -> States:
     smallest = min(chain(*state))
     if shares(smallest) != n:
         raise no_ring
-    if len(steps) != 2 * (n - 1):
+    steps_of_ring = 2 * (n - 1)
+    if len(steps) != steps_of_ring:
         raise no_ring
     return states
 
@@ -66,7 +76,10 @@ def first_state(n: int) -> State:
     state = []
     for rank in range(n):
         place = 10**rank
-        chunks = [place * digit for digit in range(1, n + 1)]
+        chunks = []
+        for chunk in range(n):
+            digit = chunk + 1
+            chunks.append(place * digit)
         state.append(chunks)
     return state
 
@@ -79,7 +92,8 @@ def next_state(before: State, numbers: list[int], step: int) -> State:
         possible = _possible_numbers(before, rank, chunk)
         if number not in possible:
             raise ValueError(f"rank {rank} cannot hold {number} after {step} steps")
-        state[rank][chunk] = number
+        chunks = state[rank]
+        chunks[chunk] = number
     return state
 
 
@@ -110,9 +124,11 @@ def words(states: States, summary: str) -> str:
     """Returns what the picture shows, for those who cannot see it."""
     n = len(states[0])
     steps = len(states) - 1
+    adding_steps = n - 1
     return (
-        f"An all-reduce of {n} ranks in a ring, in {steps} steps. In the first {n - 1} every rank "
-        f"adds the chunk that arrives, in the others it keeps it. {summary}"
+        f"An all-reduce of {n} ranks in a ring, in {steps} steps. "
+        f"In the first {adding_steps} every rank adds the chunk that arrives, "
+        f"in the others it keeps it. {summary}"
     )
 
 
@@ -128,31 +144,41 @@ class Squares(NamedTuple):
 
         A stripe stands where its rank's digit does, so the last one is rank 0's.
         """
-        size = self.size
-        width = size / self.n
-        baseline = y + size / 2 + 5
         theme = self.theme
         fill = theme.part
         if shares(number) == self.n:
             fill = theme.complete
-        drawn = rectangle(x, y, size, size, fill=theme.panel)
+        width = self.size / self.n
+        left = x
+        drawn = self.shape(x, y, fill=theme.panel)
         digits = str(number).rjust(self.n)
-        for place, digit in enumerate(digits):
-            if digit == " ":
-                continue
-            left = x + place * width
-            if digit != "0":
-                drawn += rectangle(left, y, width, size, fill=fill)
-            if size >= SQUARE:  # there is room for digits
-                middle = left + width / 2
-                drawn += words_at(middle, baseline, digit, fill=theme.ink, text_anchor="middle")
-        drawn += rectangle(x, y, size, size, fill="none", stroke=theme.border)
+        for digit in digits:
+            if digit in "123456789":
+                drawn += rectangle(left, y, width, self.size, fill=fill)
+            drawn += self.digit(digit, left, y)
+            left += width
+        drawn += self.shape(x, y, fill="none", stroke=theme.border)
         return drawn
+
+    def digit(self, digit: str, left: float, y: float) -> str:
+        """Returns a digit in the middle of its stripe, in squares that have room for it."""
+        if self.size < SQUARE:
+            return ""
+        if digit == " ":
+            return ""
+        width = self.size / self.n
+        middle = left + width / 2
+        baseline = y + self.size / 2 + 5
+        return words_at(middle, baseline, digit, fill=self.theme.ink, text_anchor="middle")
 
     def outline(self, x: float, y: float) -> str:
         """Returns the mark of a square that is new."""
-        line = {"fill": "none", "stroke": self.theme.ink, "stroke_width": 1.6}
-        return rectangle(x, y, self.size, self.size, rx=3, **line)
+        ink = self.theme.ink
+        return self.shape(x, y, rx=3, fill="none", stroke=ink, stroke_width=1.6)
+
+    def shape(self, x: float, y: float, **style: Value) -> str:
+        """Returns a rectangle of the size that all squares have."""
+        return rectangle(x, y, self.size, self.size, **style)
 
 
 class Ring:
@@ -184,7 +210,8 @@ class StandingRing(Ring):
         """Returns all of it."""
         drawn = ""
         for rank in range(self.n):
-            baseline = self.top_of_row(rank) + SMALL / 2 + 4
+            middle = self.top_of_row(rank) + SMALL / 2
+            baseline = middle + 4
             drawn += self.rank_name(rank, 18, baseline)
         for step in range(len(self.states)):
             drawn += self.grid(step)
@@ -199,7 +226,8 @@ class StandingRing(Ring):
 
     def left_of_grid(self, step: int) -> float:
         """Where the grid of a step begins."""
-        return 76 + step * (self.grid_size + GRIDS_GAP)
+        pitch = self.grid_size + GRIDS_GAP
+        return 76 + step * pitch
 
     def top_of_row(self, rank: int) -> float:
         """Where the squares of a rank begin."""
@@ -210,8 +238,10 @@ class StandingRing(Ring):
         title = "at first"
         if step > 0:
             title = f"step {step}"
-        middle = self.left_of_grid(step) + self.grid_size / 2
-        drawn = self.centred(middle, GRIDS_TOP - 12, title)
+        left = self.left_of_grid(step)
+        middle = left + self.grid_size / 2
+        title_y = GRIDS_TOP - 12
+        drawn = self.centred(middle, title_y, title)
         for rank in range(self.n):
             drawn += self.row(step, rank)
         return drawn
@@ -219,8 +249,10 @@ class StandingRing(Ring):
     def row(self, step: int, rank: int) -> str:
         """Returns a rank's squares after a step, those that are new with a mark."""
         step_before = max(0, step - 1)
-        before = self.states[step_before][rank]
-        after = self.states[step][rank]
+        state_before = self.states[step_before]
+        state = self.states[step]
+        before = state_before[rank]
+        after = state[rank]
         x = self.left_of_grid(step)
         y = self.top_of_row(rank)
         drawn = ""
@@ -243,7 +275,8 @@ class Clock:
     """Names of CSS animations that show something for a while, or move it."""
 
     def __init__(self, steps: int) -> None:
-        self.total_s = START_S + steps * STEP_S + END_S
+        all_steps_s = steps * STEP_S
+        self.total_s = START_S + all_steps_s + END_S
         self.rules: dict[str, str] = {}
 
     def percent(self, second: float) -> float:
@@ -270,12 +303,12 @@ class Clock:
         frames = f"{begin:g}%{{opacity:1}}"
         if begin > 0:
             frames = f"0%{{opacity:0}}{frames}"
-        if to_s is None:
-            name = f"s{begin:g}_end"
-        else:
-            end = self.percent(to_s)
-            name = f"s{begin:g}_{end:g}"
-            frames += f"{end:g}%,100%{{opacity:0}}"
+        end = "end"
+        if to_s is not None:
+            percent = self.percent(to_s)
+            end = f"{percent:g}"
+            frames += f"{end}%,100%{{opacity:0}}"
+        name = f"s{begin:g}_{end}"
         return self._add_rule(name, frames)
 
     def in_turn(self, begins_s: Iterable[float]) -> list[str]:
@@ -300,7 +333,8 @@ class Clock:
         frames += f"{begin}%{{opacity:1;{at_first}}}"
         frames += f"{just_before_end}%{{opacity:1;{at_last}}}"
         frames += f"{end}%,100%{{opacity:0;{at_last}}}"
-        return self._add_rule(f"m{step}_{dx:g}_{dy:g}", frames)
+        name = f"m{step}_{dx:g}_{dy:g}"
+        return self._add_rule(name, frames)
 
     def _add_rule(self, name: str, frames: str) -> str:
         """Keeps the frames of an animation; returns its name as CSS can have it."""
@@ -310,14 +344,16 @@ class Clock:
 
     def style(self) -> str:
         """All rules; who asked for less motion sees the end, standing still."""
+        duration = f"{self.total_s:g}s"
         lines = ["<style>"]
         hidden = []
         for name, rule in self.rules.items():
             timing = "step-end"
             if name.startswith("m"):
                 timing = "ease-in-out"
-            animation = f"{name} {self.total_s:g}s {timing} infinite"
-            lines.append(f"{rule}.{name}{{animation:{animation}}}")
+            animation = f"{name} {duration} {timing} infinite"
+            use = f".{name}{{animation:{animation}}}"
+            lines.append(rule + use)
             if not name.endswith("_end"):
                 hidden.append(f".{name}")
         all_hidden = ",".join(hidden)
@@ -330,8 +366,8 @@ class Clock:
 def changed_chunk(before: list[int], after: list[int]) -> int:
     """Returns the one chunk of a rank that a step has changed."""
     changed = []
-    for chunk in range(len(before)):
-        if before[chunk] != after[chunk]:
+    for chunk, number in enumerate(before):
+        if number != after[chunk]:
             changed.append(chunk)
     (only_one,) = changed
     return only_one
@@ -359,11 +395,9 @@ class MovingRing(Ring):
         """Returns the way around, with a head at the end of each arrow."""
         colour = self.theme.faint
         head = element("path", d="M0 0L8 4L0 8z", fill=colour)
-        size = {"markerWidth": 8, "markerHeight": 8, "refX": 7, "refY": 4}
-        line = {"stroke": colour, "stroke_dasharray": "4 5", "marker_end": "url(#to)"}
-        drawn = element("marker", head, id="to", orient="auto", **size)
+        drawn = element("marker", head, **MARKER)
         for path in ARROWS:
-            drawn += element("path", d=path, fill="none", **line)
+            drawn += element("path", d=path, fill="none", stroke=colour, **DASHES)
         return drawn
 
     def held_by(self, rank: int) -> str:
@@ -375,20 +409,30 @@ class MovingRing(Ring):
             label_y = y + SQUARE + 20
         drawn = self.rank_name(rank, x, label_y)
         for chunk in range(self.n):
-            numbers = [state[rank][chunk] for state in self.states]
+            numbers = self.numbers_in(rank, chunk)
             drawn += self.filled(numbers, x, y)
             x += PITCH
         return drawn
 
+    def numbers_in(self, rank: int, chunk: int) -> list[int]:
+        """Returns what a rank holds in a chunk, in all states."""
+        numbers = []
+        for state in self.states:
+            chunks = state[rank]
+            numbers.append(chunks[chunk])
+        return numbers
+
     def filled(self, numbers: list[int], x: float, y: float) -> str:
         """Returns one square in each of its states, of which one at a time is seen."""
-        shown = [numbers[0]]
-        begins_s = [0.0]
-        for step, (before, after) in enumerate(pairwise(numbers), start=1):
-            if before != after:
+        shown = []
+        begins_s = []
+        before = None
+        for step, number in enumerate(numbers):
+            if number != before:
                 begin_s = self.clock.arrives_s(step)
-                shown.append(after)
+                shown.append(number)
                 begins_s.append(begin_s)
+            before = number
         drawn = ""
         classes = self.clock.in_turn(begins_s)
         for number, seen in zip(shown, classes, strict=True):
@@ -415,22 +459,28 @@ class MovingRing(Ring):
 
     def captions(self, summary: str) -> str:
         """Returns the line below, which changes with the steps."""
-        # By the second in which each of them comes.
-        texts = {0.0: "Four ranks, four chunks each: every rank needs all four sums."}
+        texts = ["Four ranks, four chunks each: every rank needs all four sums."]
+        begins_s = [0.0]
         for step in range(1, self.steps + 1):
-            verb = "adds" if step < self.n else "keeps"
             begin_s = self.clock.leaves_s(step)
-            texts[begin_s] = (
-                f"Step {step} of {self.steps}: each rank {verb} the chunk that arrives."
-            )
+            begins_s.append(begin_s)
+            texts.append(self.caption_of(step))
         last_arrival_s = self.clock.arrives_s(self.steps)
         summary_s = last_arrival_s + STEP_S - MOVE_S
-        texts[summary_s] = summary
+        begins_s.append(summary_s)
+        texts.append(summary)
         drawn = ""
-        classes = self.clock.in_turn(texts)
-        for text, seen in zip(texts.values(), classes, strict=True):
+        classes = self.clock.in_turn(begins_s)
+        for text, seen in zip(texts, classes, strict=True):
             drawn += self.centred(430, 322, text, class_=seen)
         return drawn
+
+    def caption_of(self, step: int) -> str:
+        """Returns what is said while the chunks of a step move."""
+        verb = "keeps"
+        if step < self.n:
+            verb = "adds"
+        return f"Step {step} of {self.steps}: each rank {verb} the chunk that arrives."
 
 
 def moving(states: States, summary: str, theme: Theme) -> tuple[float, str, str]:

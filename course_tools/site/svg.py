@@ -49,26 +49,28 @@ DARK = Theme(
     complete="#1c6b4a",
 )
 THEMES = {"light": LIGHT, "dark": DARK}
+Value = str | float  # of an attribute
 
 
-def element(tag: str, content: str = "", **attributes: str | float) -> str:
+def element(tag: str, content: str = "", **attributes: Value) -> str:
     """Returns an element of SVG; `stroke_width` stands for stroke-width, `class_` for class."""
     opening = tag
     for name, value in attributes.items():
         name_in_svg = name.strip("_").replace("_", "-")
+        text = value
         if not isinstance(value, str):
-            value = f"{value:g}"
-        opening += f' {name_in_svg}="{value}"'
+            text = f"{value:g}"
+        opening += f' {name_in_svg}="{text}"'
     if content:
         return f"<{opening}>{content}</{tag}>\n"
     return f"<{opening}/>\n"
 
 
-def rectangle(x: float, y: float, width: float, height: float, **style: str | float) -> str:
+def rectangle(x: float, y: float, width: float, height: float, **style: Value) -> str:
     """Returns a rectangle; all lengths are pixels."""
     return element("rect", x=x, y=y, width=width, height=height, **style)
 
 
-def words_at(x: float, y: float, words: str, **style: str | float) -> str:
+def words_at(x: float, y: float, words: str, **style: Value) -> str:
     """Returns a line of text that begins at x, or is centred there with `text_anchor="middle"`."""
     return element("text", words, x=x, y=y, **style)

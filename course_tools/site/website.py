@@ -28,6 +28,7 @@ from course_tools.site.live_parts import SITE, Place, site_text
 from course_tools.site.pages import Site
 
 PARTS = Path(os.environ.get("COURSE_SITE_PARTS", ROOT / ".venv/site"))
+Highlight = Callable[..., str]
 
 
 def stage(to: Path, parts: Path, repository: str, pdf: bool) -> Site:
@@ -61,11 +62,12 @@ def begin(to: Path, tongue: Tongue) -> None:
     """Writes settings, scripts and styles."""
     static = to / "_static"
     extra = to / "extra"
+    downloads = extra / "download"
     shutil.rmtree(to, ignore_errors=True)
     shutil.copytree(SITE / "static", static)
     shutil.copytree(SITE / "templates", to / "templates")
     plans.write_table(static / "plans.js")
-    (extra / "download").mkdir(parents=True)
+    downloads.mkdir(parents=True)
     shutil.copytree(ROOT / "source/pictures", extra / "source/pictures")
 
     worker = static / "worker.js"
@@ -78,9 +80,10 @@ def begin(to: Path, tongue: Tongue) -> None:
     script = site_languages.for_scripts(tongue, script)
     say.write_text(script, encoding="utf-8")
 
+    conf = to / "conf.py"
     settings = site_text("conf.py")
     settings = f'TONGUE = "{tongue.code}"\n{settings}'
-    (to / "conf.py").write_text(settings, encoding="utf-8")
+    conf.write_text(settings, encoding="utf-8")
 
 
 def live_places(to: Path) -> dict[str, Place]:
@@ -94,15 +97,17 @@ def live_places(to: Path) -> dict[str, Place]:
     without_settings = [(name, {}) for name in recordings]
     unmoved = live_parts.redrawn(packed, without_settings)
     places = {}
-    for (name, recording), drawn_json in zip(recordings.items(), unmoved, strict=True):
+    for name, drawn_json in zip(recordings, unmoved, strict=True):
+        entry = entries[name]
+        drawn = json.loads(drawn_json)
+        recording = recordings[name]
         path = folder / f"{name}.json"
         path.write_text(recording, encoding="utf-8")
-        drawn = json.loads(drawn_json)
-        places[name] = Place(entries[name], drawn, recording)
+        places[name] = Place(entry, drawn, recording)
     return places
 
 
-def remembered(highlight: Callable[..., str]) -> Callable[..., str]:
+def remembered(highlight: Highlight) -> Highlight:
     """Returns Sphinx's highlighter that does a cell once: code is the same in both languages."""
     if hasattr(highlight, "known"):
         return highlight

@@ -48,7 +48,8 @@ def kept() -> Path:
 def page(chapter: Path, to: Path, tongue: Tongue) -> None:
     """Writes the slides of a chapter, a column for each of its parts."""
     notebook = tongue.read(chapter)
-    pictures_to_files(notebook.cells, to / "_static/pictures", "")
+    pictures = to / "_static/pictures"
+    pictures_to_files(notebook.cells, pictures, "")
     columns = []
     deck = Deck(notebook.cells, tongue.say)
     for part in deck.parts:
@@ -64,7 +65,8 @@ def page(chapter: Path, to: Path, tongue: Tongue) -> None:
         "slides": "\n".join(columns),
     }
     shape = SHAPE.read_text(encoding="utf-8")
-    text = Template(shape).substitute(fields)
+    template = Template(shape)
+    text = template.substitute(fields)
     path = to / f"{chapter.stem}.html"
     path.write_text(text, encoding="utf-8")
 
@@ -80,7 +82,8 @@ def index(chapters: dict[Path, NotebookNode], to: Path) -> str:
         number = path.stem[:2]
         facts = course_map.facts(notebook)
         title = html.escape(facts["title"])
-        items += f'<li>{number} <a href="{page_name}">{title}</a></li>'
+        link = f'<a href="{page_name}">{title}</a>'
+        items += f"<li>{number} {link}</li>"
     return f'<!doctype html><meta charset="utf-8"><title>Slides</title><ul>{items}</ul>'
 
 
@@ -96,11 +99,12 @@ def main(argv: list[str] | None = None) -> int:
     if language:
         tongue = site_languages.in_chinese()
     to = args.to.expanduser() / language
-    static = to / "_static"
-    (static / "pictures").mkdir(parents=True, exist_ok=True)
-    shutil.copytree(reveal, static / "reveal", dirs_exist_ok=True)
+    pictures = to / "_static/pictures"
+    pictures.mkdir(parents=True, exist_ok=True)
+    shutil.copytree(reveal, to / "_static/reveal", dirs_exist_ok=True)
     write(to, tongue, args.chapters)
-    print(f"Open {to / 'index.html'} in a browser; the key S shows the notes.")
+    first_page = to / "index.html"
+    print(f"Open {first_page} in a browser; the key S shows the notes.")
     return 0
 
 
@@ -122,7 +126,8 @@ def write(to: Path, tongue: Tongue, numbers: list[str]) -> None:
         if not numbers or number in numbers:
             page(path, to, tongue)
     text = index(chapters, to)
-    (to / "index.html").write_text(text, encoding="utf-8")
+    first_page = to / "index.html"
+    first_page.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -68,7 +68,8 @@ class Deck:
     def find_questions(self, cells: list[NotebookNode]) -> None:
         """Takes in which cells ask for predictions."""
         for cell, question in questions(cells):
-            self.numbers[question.text] = question.number
+            text = question.text
+            self.numbers[text] = question.number
             questions_of_cell = self.questions.setdefault(id(cell), [])
             questions_of_cell.append(question)
 
@@ -76,7 +77,8 @@ class Deck:
         """The first slide: the title, and the three paragraphs below it."""
         title, *blocks = BLOCK.findall(cell.source)
         self.title = title.removeprefix("# ")
-        pieces = [words(block) for block in blocks[:3]]
+        paragraphs = blocks[:3]
+        pieces = map(words, paragraphs)
         slide = self.show(*pieces)
         slide.notes += blocks[3:]
 
@@ -104,7 +106,8 @@ class Deck:
             elif DISCUSS.search(block):
                 self.end()
                 question = DISCUSS.sub("", block)
-                self.subject = self.show(words(question), label=self.discuss)
+                piece = words(question)
+                self.subject = self.show(piece, label=self.discuss)
             elif block.startswith("<details>"):
                 self.folded(block)
             elif self.subject:
@@ -127,7 +130,8 @@ class Deck:
         slide.notes.append(plain)
         if slide.label == self.discuss:
             answer = re.sub("^(Answer|答案)", "", plain)
-            slide.add(words(answer, later=True))
+            piece = words(answer, later=True)
+            slide.add(piece)
             self.subject = None
 
     def about_subject(self, block: str) -> None:
@@ -135,9 +139,11 @@ class Deck:
         slide = self.subject
         slide.notes.append(block)
         if slide.label == self.discuss:
-            slide.add(words(block))
+            piece = words(block)
+            slide.add(piece)
             return
-        slide.add(in_brief(block, later=True))
+        piece = in_brief(block, later=True)
+        slide.add(piece)
         self.subject = None
 
     def show(self, *pieces: Piece, label: str = "") -> Slide:
@@ -145,13 +151,16 @@ class Deck:
         last = ""
         if self.waiting:
             last = self.waiting.pop()
-        slide = Slide(self.title, label, notes=self.flush())
+        notes = self.flush()
+        slide = Slide(self.title, label, notes=notes)
         if last:
             slide.notes.append(last)
-            slide.add(in_brief(last))
+            beginning = in_brief(last)
+            slide.add(beginning)
         for piece in pieces:
             slide.add(piece)
-        self.parts[-1].append(slide)
+        slides = self.parts[-1]
+        slides.append(slide)
         self.subject = None
         self.open = None
         return slide
@@ -164,7 +173,8 @@ class Deck:
             return blocks
         slide = None
         for block in blocks:
-            slide = self.add_or_show(slide, in_brief(block))
+            piece = in_brief(block)
+            slide = self.add_or_show(slide, piece)
             slide.notes.append(block)
         return []
 
@@ -179,7 +189,7 @@ class Deck:
         left = self.flush()
         slides = self.parts[-1]
         if left and not slides:
-            pieces = [in_brief(block) for block in left]
+            pieces = map(in_brief, left)
             self.show(*pieces)
         if left:
             last_slide = slides[-1]
@@ -191,21 +201,26 @@ class Deck:
         """The question as its paragraph asks it; without one, what the last paragraph is about."""
         subject = self.setting
         is_asked = PREDICT.search(subject) is not None
-        if not is_asked and len(subject) >= 350:
+        is_long = len(subject) >= 350
+        if is_long and not is_asked:
             subject = in_sight(subject)
-        if self.waiting and self.waiting[-1] == self.setting:
+        last_paragraph = self.waiting[-1:]
+        if last_paragraph == [self.setting]:
             self.waiting.pop()
         without_mark = PREDICT.sub("", subject)
-        ballot = vote(question, self.say("Write it down first."))
+        asked = words(without_mark)
+        invitation = self.say("Write it down first.")
+        ballot = vote(question, invitation)
         label = self.say("Vote")
-        slide = self.show(words(without_mark), ballot, label=label)
+        slide = self.show(asked, ballot, label=label)
         slide.notes.append(self.setting)
 
     def run(self, cell: NotebookNode) -> None:
         """Code if it is in sight, each picture on its own, and what was printed."""
         slide = None
         pictures, text, answers = outputs(cell)
-        code = MEASURED.sub("", cell.source).strip()
+        code = MEASURED.sub("", cell.source)
+        code = code.strip()
         jupyter = cell.metadata.get("jupyter", {})
         is_folded = jupyter.get("source_hidden", False)
         if code and not is_folded:
@@ -224,7 +239,8 @@ class Deck:
         if not (pictures or text or answers):
             return
         if text.count("\n") >= MOST:  # the slide has not all of it
-            slide.notes.append(f"```\n{text}\n```")
+            listing = f"```\n{text}\n```"
+            slide.notes.append(listing)
         self.subject = slide
         self.open = None
 
@@ -232,7 +248,8 @@ class Deck:
         """The number of the question that a line answers."""
         matching = []
         for text, number in self.numbers.items():
-            if line.startswith(f"{text}: "):
+            beginning = f"{text}: "
+            if line.startswith(beginning):
                 matching.append(number)
         (only_match,) = matching
         return only_match

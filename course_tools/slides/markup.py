@@ -36,6 +36,14 @@ MOST = 14  # lines of output
 ANSWER = re.compile(r"^(.*) \(no prediction\)$", re.MULTILINE)
 ANSWER_WITH_LINE_END = re.compile(r"^.* \(no prediction\)\n?", re.MULTILINE)
 markdown = mistune.create_markdown(escape=False, plugins=["table"])
+# A slide, and what stands on it, as HTML.
+SLIDE_AS_HTML = (
+    '<section><div class="page"><header><h2>{title}</h2>{label}</header>'
+    '{shown}</div><aside class="notes">{notes}</aside></section>'
+)
+LISTING_AS_HTML = '<pre class="{classes}" style="font-size:{size}px">{markup}</pre>'
+VOTE_AS_HTML = '<div class="ask" data-asks="{number}"><b>{text} …</b>{answers}</div>'
+MEASURED_AS_HTML = '<p class="fragment measured" data-tells="{number}">{text}</p>'
 
 
 class Piece(NamedTuple):
@@ -65,7 +73,8 @@ class Slide:
 
     def add(self, piece: Piece) -> bool:
         """Shows a piece if there is room, or nothing yet."""
-        if self.shown and piece.height > self.room:
+        is_too_high = piece.height > self.room
+        if self.shown and is_too_high:
             return False
         self.shown.append(piece.markup)
         self.room -= piece.height + GAP_PX
@@ -83,10 +92,7 @@ class Slide:
         notes = ""
         for note in dict.fromkeys(self.notes):
             notes += words(note).markup
-        return (
-            f'<section><div class="page"><header><h2>{title}</h2>{label}</header>'
-            f'{shown}</div><aside class="notes">{notes}</aside></section>'
-        )
+        return SLIDE_AS_HTML.format(title=title, label=label, shown=shown, notes=notes)
 
 
 def in_sight(text: str) -> str:
@@ -107,7 +113,9 @@ def in_sight(text: str) -> str:
 
 def stresses(text: str) -> bool:
     """Whether a paragraph has bold words, or is a list or the like, which is shown as a whole."""
-    return "**" in text or WHOLE.match(text) is not None
+    if "**" in text:
+        return True
+    return WHOLE.match(text) is not None
 
 
 def _is_sentence(text: str) -> bool:
@@ -117,7 +125,8 @@ def _is_sentence(text: str) -> bool:
     if text.count("(") != text.count(")"):
         return False
     for mark in "*`":
-        is_open = text.count(mark) % 2 == 1
+        count = text.count(mark)
+        is_open = count % 2 == 1
         if is_open:
             return False
     return ENDS.search(text) is not None
@@ -135,8 +144,8 @@ def words(text: str, later: bool = False) -> Piece:
     markup = markdown(text)
     height = 0
     for line in _lines(text):
-        further_lines = columns(line) // COLUMNS
-        height += LINE_PX * (1 + further_lines)
+        lines_on_slide = 1 + columns(line) // COLUMNS
+        height += lines_on_slide * LINE_PX
     if height > ROOM_PX:
         share = ROOM_PX / height
         size = 28 * share**0.5  # smaller letters take less room in both directions
@@ -162,7 +171,8 @@ def _lines(text: str) -> list[str]:
     for line in text.splitlines():
         cells = line.split("|")
         longest = max(cells, key=columns)  # it decides how high a row of a table is
-        columns_of_table = max(1, len(cells) - 2)
+        inner_cells = len(cells) - 2  # in a row of a table, between its outer lines
+        columns_of_table = max(1, inner_cells)
         lines.append(longest * columns_of_table)
     return lines
 
@@ -191,18 +201,19 @@ def _listing(lines: list[str], classes: str, markup: str) -> Piece:
     size = _letter_px(lines)
     lines_on_slide = len(lines)
     for line in lines:
-        width_px = len(line) * size * 3 // 5
+        letters_px = len(line) * size
+        width_px = letters_px * 3 // 5
         lines_on_slide += width_px // LISTING_PX  # a long line is broken
-    height = lines_on_slide * size * 4 // 3 + 20
-    markup = markup.rstrip()
-    pre = f'<pre class="{classes}" style="font-size:{size}px">{markup}</pre>'
-    return Piece(pre, height)
+    lines_px = lines_on_slide * size
+    height = lines_px * 4 // 3 + 20
+    listing = LISTING_AS_HTML.format(classes=classes, size=size, markup=markup.rstrip())
+    return Piece(listing, height)
 
 
 def _letter_px(lines: list[str]) -> int:
     """How large a letter may be, so that a listing fits in both directions."""
-    longest_line = max(lines, key=len)
-    fits_across = 1850 // len(longest_line)
+    columns_of_longest = max(map(len, lines))
+    fits_across = 1850 // columns_of_longest
     fits_down = 390 // len(lines)
     size = min(24, fits_across, fits_down)
     return max(17, size)
@@ -218,15 +229,14 @@ def vote(question: Question, write: str) -> Piece:
             boxes += f"<li>{escaped}</li>"
         answers = f'<ol class="choices">{boxes}</ol>'
     text = html.escape(question.text)
-    asks = f"<b>{text} …</b>{answers}"
-    markup = f'<div class="ask" data-asks="{question.number}">{asks}</div>'
+    markup = VOTE_AS_HTML.format(number=question.number, text=text, answers=answers)
     return Piece(markup, 4 * LINE_PX)
 
 
 def measured(number: int, line: str) -> Piece:
     """What answers a prediction."""
     text = html.escape(line)
-    markup = f'<p class="fragment measured" data-tells="{number}">{text}</p>'
+    markup = MEASURED_AS_HTML.format(number=number, text=text)
     further_lines = len(line) // 60
     height = 60 + further_lines * LINE_PX
     return Piece(markup, height)
@@ -251,6 +261,8 @@ def outputs(cell: NotebookNode) -> Outputs:
         elif not markup:
             printed += output.get("text") or data["text/plain"]
     answers = ANSWER.findall(printed)
-    text = raised or ANSWER_WITH_LINE_END.sub("", printed)
+    text = raised
+    if not raised:
+        text = ANSWER_WITH_LINE_END.sub("", printed)
     text = ANSI.sub("", text)
     return Outputs(pictures, text.strip("\n"), answers)
