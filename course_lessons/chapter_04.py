@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -375,12 +376,13 @@ def cost_bars(cost: Mapping[str, tuple[float, float]]) -> Figure:
 
 def speedups(ratios: Mapping[str, float], world_size: int) -> Figure:
     """How many times as fast several ranks are as one, with the ideal as a line."""
-    figure, axes = plt.subplots(figsize=(8, 1.7))
+    figure, axes = plt.subplots(figsize=(8, 0.4 * len(ratios) + 0.9), layout="constrained")
     for place, (name, ratio) in enumerate(ratios.items()):
-        axes.barh(place, ratio, 0.6, color=plain_style(place)["color"])
-        axes.text(0.03, place, name, va="center", color="white", weight="bold")
+        axes.barh(place, ratio, 0.6, color=plain_style(int("DDP" not in name))["color"])
+    axes.axvline(1, color="#555555", linewidth=0.8)
     axes.axvline(world_size, color="#555555", linestyle=":")
-    axes.set(yticks=[], xlabel="times as fast as one rank (dotted: the ideal)")
+    axes.set(yticks=range(len(ratios)), yticklabels=list(ratios), ylim=(len(ratios) - 0.5, -0.5))
+    axes.set_xlabel("times as fast as one rank (dotted: the ideal)")
     axes.spines[["top", "right"]].set_visible(False)
     return figure
 
@@ -463,31 +465,46 @@ def images_per_second(
     ways: Mapping[str, Callable[[], AbstractContextManager]],
     steps: int = 20,
 ) -> dict[str, float]:
-    """In a rank: time forward and backward, on all ranks together, in several ways by turns.
+    """In a rank: time forward and backward of one rank, and of all together in several ways.
 
-    Whatever else the machine does can only slow a step down, so the quickest of each way counts.
+    They take turns. Whatever else the machine does can only slow a step down, so the quickest
+    counts.
 
     Args:
-        batch: Images and labels of this rank; every rank has equally many.
-        ways: By name, in which context a step is taken.
+        model: A DDP.
+        batch: Images and labels, the same on every rank. Rank 0 alone takes them all; together,
+            each rank takes its share.
+        ways: By name, in which context the ranks take a step together.
 
     Returns:
-        By name, images of all ranks per second.
+        By name, images per second; "one rank" is rank 0 alone.
     """
-    images, labels = batch
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
-    order = list(ways)
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    share = [tensor[rank::world_size] for tensor in batch]
+
+    def step(network: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> None:
+        cross_entropy(network(images), labels).backward()
+
+    def alone() -> None:
+        if rank == 0:
+            step(model.module, *batch)
+
+    def together(name: str) -> None:
+        with ways[name]():
+            step(model, *share)
+
+    steps_by_name = {"one rank": alone} | {name: partial(together, name) for name in ways}
+    seconds: dict[str, list[float]] = {name: [] for name in steps_by_name}
+    order = list(steps_by_name)
     for _ in range(steps):
-        order.reverse()  # no way is always the first
+        order.reverse()  # none is always the first
         for name in order:
             dist.barrier()
             start = time.perf_counter()
-            with ways[name]():
-                cross_entropy(model(images), labels).backward()
+            steps_by_name[name]()
             dist.barrier()
             seconds[name].append(time.perf_counter() - start)
-    global_batch = len(images) * dist.get_world_size()
-    return {name: global_batch / min(durations) for name, durations in seconds.items()}
+    return {name: len(batch[1]) / min(durations) for name, durations in seconds.items()}
 
 
 # ---- the script ----------------------------------------------------------------------------------

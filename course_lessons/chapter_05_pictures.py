@@ -411,10 +411,10 @@ def _owned(
 # ---- what the chapter measures -------------------------------------------------------------------
 
 
-def draw_sizes(sizes_mb: Sequence[float], ms_by_latency: Mapping[int, Sequence[float]]) -> None:
+def draw_sizes(sizes_mib: Sequence[float], ms_by_latency: Mapping[int, Sequence[float]]) -> None:
     """Draw a step's ms by the size of buckets; the first size is a bucket for each gradient."""
     figure, axes = plt.subplots(figsize=(7.5, 3), layout="constrained")
-    places = range(len(sizes_mb))
+    places = range(len(sizes_mib))
     sentences = []
     for number, (latency_us, all_ms) in enumerate(ms_by_latency.items()):
         style = {"color": OKABE_ITO[number], "marker": "os"[number], "label": f"{latency_us} µs"}
@@ -427,7 +427,7 @@ def draw_sizes(sizes_mb: Sequence[float], ms_by_latency: Mapping[int, Sequence[f
             axes.annotate(f"{ms:.1f}", (place, ms), (0, above), **style)
         numbers = ", ".join(f"{ms:.1f}" for ms in all_ms)
         sentences.append(f"{latency_us} µs: {numbers} ms")
-    axes.set_xticks(places, ["alone", *(f"{size:g} MB" for size in sizes_mb[1:])])
+    axes.set_xticks(places, ["alone", *(f"{size:g} MiB" for size in sizes_mib[1:])])
     axes.set(xlabel="limit of a bucket", ylabel="ms of a step", ylim=(0, None))
     axes.margins(y=0.12)
     axes.spines[["top", "right"]].set_visible(False)

@@ -435,7 +435,7 @@ def hooked(answer):
 
 one_bucket, upside_down = "one bucket", "one bucket, the second expert first"
 many = "many small buckets"
-plans = {one_bucket: (same, 25), upside_down: (upside, 25), many: (same, 1e-4)}  # limits in MB
+plans = {one_bucket: (same, 25), upside_down: (upside, 25), many: (same, 1e-4)}  # limits in MiB
 steep = "one bucket, gradients a thousand times as steep"
 plans |= {steep: (same, 25)}
 

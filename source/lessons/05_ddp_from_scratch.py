@@ -336,7 +336,7 @@ draw(["PerParameter", "Flat"], "Flat sends without gaps, but its port waits for 
 # %% [markdown]
 # ## 4 · Buckets
 #
-# Copy a part, send it, and copy the next one while the first is on its way. The parts are **buckets**: lists of parameters, closed once they hold 2 MB. They are filled
+# Copy a part, send it, and copy the next one while the first is on its way. The parts are **buckets**: lists of parameters, closed once they hold 2 MiB (1 MiB is 1,048,576 bytes). They are filled
 # from the last layer to the first, because that is the order in which gradients arrive.
 
 
@@ -484,8 +484,8 @@ draw(forms, "Overlapped begins to send while backward computes; the others begin
 # How large should a bucket be? We try five sizes, with 30 µs of latency and with ten times as much. The picture begins on the left with *alone*: each gradient is a bucket of its own.
 
 # %%
-sizes_mb = [1e-6, 1, 2, 4, 16]  # the first is less than any tensor has
-sized = [functools.partial(Overlapped, limit_bytes=int(mb * 2**20)) for mb in sizes_mb]
+sizes_mib = [1e-6, 1, 2, 4, 16]  # the first is less than any tensor has
+sized = [functools.partial(Overlapped, limit_bytes=int(mib * 2**20)) for mib in sizes_mib]
 runs = chapter_05.recorded_all(*sized)
 step_ms = {}
 for latency_us in (30, 300):
@@ -494,11 +494,11 @@ for latency_us in (30, 300):
     for run in runs:
         replay, _ = chapter_05.replayed(*run, 0.2 / 1000, slower)
         step_ms[latency_us].append(chapter_05.step_ms(replay))
-pictures.draw_sizes(sizes_mb, step_ms)
+pictures.draw_sizes(sizes_mib, step_ms)
 
 # %% [markdown]
-# 2 MB is best with 30 µs, and 4 MB with 300: with more latency, each message has to carry more. One bucket of 16 MB holds everything and is `Flat` again, to the digit. PyTorch's default is 25 MB, but its first
-# bucket is closed at 1 MB, so something leaves early.
+# 2 MiB is best with 30 µs, and 4 MiB with 300: with more latency, each message has to carry more. One bucket of 16 MiB holds everything and is `Flat` again, to the digit. PyTorch's default is 25 MiB, but its first
+# bucket is closed at 1 MiB, so something leaves early.
 
 # %% [markdown]
 # ### Can copies be free?

@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
 from course_lessons import chapter_04, ddp_exercises
+from course_material.digits import digits
 from course_utils import check, launch
 
 LESSON = labs.ROOT / "source/lessons/04_ddp_training.py"
@@ -620,15 +621,32 @@ def test_ways_are_timed_by_turns_and_none_is_always_the_first():
             taken.append(name)
             yield
 
-        model = nn.Sequential(nn.Flatten(), nn.Linear(4, 10))
-        batch = torch.zeros(2, 1, 2, 2), torch.zeros(2, dtype=torch.long)
+        model = DistributedDataParallel(nn.Sequential(nn.Flatten(), nn.Linear(4, 10)))
+        model.module.register_forward_hook(lambda _, images, scores: taken.append(len(scores)))
+        batch = torch.zeros(6, 1, 2, 2), torch.zeros(6, dtype=torch.long)
         ways = {name: partial(note, name) for name in ("no messages", "DDP")}
         return taken, chapter_04.images_per_second(model, batch, ways, steps=4)
 
-    for taken, rates in launch(ordered, backend="gloo"):
-        assert taken == ["DDP", "no messages", "no messages", "DDP"] * 2
-        assert set(rates) == {"no messages", "DDP"}
+    for rank, (taken, rates) in enumerate(launch(ordered, backend="gloo")):
+        alone = [6][rank:]  # rank 0 takes all six images, and rank 1 waits
+        there, back = ["DDP", 3, "no messages", 3, *alone], [*alone, "no messages", 3, "DDP", 3]
+        assert taken == (there + back) * 2
+        assert set(rates) == {"one rank", "no messages", "DDP"}
         assert min(rates.values()) > 0
+
+
+def test_the_more_a_rank_computes_the_less_talking_weighs(monkeypatch):
+    monkeypatch.syspath_prepend(str(labs.ROOT / "notebooks"))  # the lesson imports train_ddp
+    own = labs.definitions("04_ddp_training")
+    own["training"] = digits(True)
+    for _ in range(3):  # a busy machine blurs times
+        of_control = []
+        for global_batch in (64, 1024):
+            rates = launch(own["measure"], global_batch, backend="gloo")[0]
+            of_control.append(rates["DDP"] / rates["no messages"])
+        if of_control[0] < of_control[1]:
+            return
+    raise AssertionError(of_control)
 
 
 def join():
