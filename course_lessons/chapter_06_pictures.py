@@ -157,7 +157,8 @@ def draw_race(latencies_us: Sequence[float], teams_us: Mapping[str, Sequence[flo
     axes.legend(frameon=False)
     bare(axes, xlabel="latency (µs)", ylabel="done after (µs)", ylim=(0, None))
     latencies = ", ".join(f"{latency_us:g}" for latency_us in latencies_us)
-    show(figure, f"At a latency of {latencies} µs: {'; '.join(sentences)}.")
+    caption = "The circle is where both teams take equally long."
+    show(figure, f"At a latency of {latencies} µs: {'; '.join(sentences)}.", caption)
 
 
 def draw_lines(
@@ -167,12 +168,12 @@ def draw_lines(
     figure, (left, right) = plt.subplots(1, 2, figsize=(9.4, 3), layout="constrained")
     sizes, times_us = np.array(table, dtype=float).T
     left.plot(sizes, times_us, "o", color=INK, label="measured")
-    sentences = []
+    sentences, captions = [], []
     for number, part in enumerate(parts):
         color = OKABE_ITO[number]
         fixed, per_byte = fit(sizes[part], times_us[part])
         line_us = fixed + per_byte * sizes[part]
-        words = f"{fixed:.1f} µs + S / {1e-3 / per_byte:.1f} GB/s"
+        words = f"{fixed:.1f} µs + S / {1e-3 / per_byte:.3g} GB/s"
         left.plot(sizes[part], line_us, color=color, label=words)
         off = 100 * (line_us / times_us[part] - 1)
         places = np.arange(len(sizes))[part]
@@ -186,13 +187,14 @@ def draw_lines(
             )  # fmt: skip
         misses = ", ".join(f"{percent:+.1f}" for percent in off)
         sentences.append(f"{words} misses by {misses} %")
+        captions.append(f"{words} is off by at most {abs(off).max():.1f} %")
     left.legend(frameon=False)
     bare(left, xscale="log", yscale="log", xlabel="bytes", ylabel="µs")
     right.axhline(0, color="#777777", linewidth=1)
     right.set_xticks(range(len(sizes)), [_size(size) for size in sizes], rotation=60, size=8)
     right.margins(y=0.2)
     bare(right, ylabel="line, off by (%)")
-    show(figure, f"{'. '.join(sentences)}.")
+    show(figure, f"{'. '.join(sentences)}.", f"{'. '.join(captions)}.")
 
 
 def _size(size: float) -> str:
@@ -309,7 +311,8 @@ def draw_cards(nodes: Sequence[int], ms_by_name: Mapping[str, Sequence[float]]) 
     axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
     bare(axes, xlabel="nodes of 8 ranks", ylabel="ms at a card, 25 MiB")
     numbers = ", ".join(map(str, nodes))
-    show(figure, f"On {numbers} nodes: {'; '.join(sentences)}.")
+    caption = "The more nodes there are, the less two levels save over several rings."
+    show(figure, f"On {numbers} nodes: {'; '.join(sentences)}.", caption)
 
 
 def draw_limits(ranks: Sequence[int], batches: Mapping[str, Mapping[str, Sequence[float]]]) -> None:
@@ -359,4 +362,6 @@ def draw_buckets(
     axes.set_ylim(60, 280)
     axes.set_xticks(caps_mb, [f"{cap_mb:g}" for cap_mb in caps_mb])
     axes.minorticks_off()
-    show(figure, f"With buckets of {', '.join(map(str, caps_mb))} MB: {'; '.join(sentences)}.")
+    caption = "Lines are the model's steps by the limit of a bucket; crosses are published steps."
+    sizes = ", ".join(map(str, caps_mb))
+    show(figure, f"With buckets of {sizes} MB: {'; '.join(sentences)}.", caption)

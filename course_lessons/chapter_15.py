@@ -259,7 +259,9 @@ def two_batches(gradient: Tensor, local_batch: int) -> tuple[float, float]:
     average = gradient.clone()
     dist.all_reduce(average, op=dist.ReduceOp.AVG)
     big = (average**2).sum()
-    return _from_norms(small.item(), big.item(), local_batch, world_size * local_batch)
+    variance = (small - big) / (1 / local_batch - 1 / (world_size * local_batch))
+    squared_norm = (world_size * big - small) / (world_size - 1)
+    return variance.item(), squared_norm.item()
 
 
 def _from_norms(small: float, big: float, few: int, many: int) -> tuple[float, float]:

@@ -197,13 +197,13 @@ _NAMES = ("x", "first A", "first B", "second A", "second B")
 
 
 def summed_in_place(partial: torch.Tensor) -> torch.Tensor:
-    """What one would write without knowing autograd's part in it."""
+    """Sum in the tensor itself, of which autograd knows nothing."""
     dist.all_reduce(partial)
     return partial
 
 
 def summed_by_pytorch(partial: torch.Tensor) -> torch.Tensor:
-    """PyTorch's all_reduce with a backward of its own, which is an all_reduce too."""
+    """Sum by an all_reduce that has a backward, which is an all_reduce too."""
     return functional.all_reduce(partial, "sum", dist.group.WORLD)
 
 
@@ -399,7 +399,7 @@ def compare_rows(world_size: int = 4) -> dict[str, tuple[float, float]]:
         print(f"  {kib[name][0]:.0f} KiB sent, {kib[name][1]:.1f} KiB kept for backward")
         outputs.append([y for y, _ in run])
     whole, in_shares = outputs[0][0], torch.cat(outputs[1])
-    print(f"largest difference: about {(whole - in_shares).abs().max().item():.0e}")
+    print(f"largest difference: exactly {(whole - in_shares).abs().max().item():g}")
     return kib
 
 

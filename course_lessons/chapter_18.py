@@ -77,12 +77,20 @@ def right_gradients() -> list[torch.Tensor]:
     return launch(_in_one_process, world_size=1, backend="gloo")[0]
 
 
-def furthest(gradients: Sequence[torch.Tensor]) -> float:
-    """The largest difference from the gradients of one process."""
+def furthest(
+    gradients: Sequence[torch.Tensor], others: Sequence[torch.Tensor] | None = None
+) -> float:
+    """The largest difference from other gradients, or from those of one process."""
     differences = []
-    for gradient, right in zip(gradients, right_gradients(), strict=True):
-        differences.append((gradient - right).abs().max().item())
+    for gradient, other in zip(gradients, others or right_gradients(), strict=True):
+        differences.append((gradient - other).abs().max().item())
     return max(differences)
+
+
+def how_far(gradients: Sequence[torch.Tensor], others: Sequence[torch.Tensor] | None = None) -> str:
+    """The same in words: only what isn't exactly 0 varies from one machine to another."""
+    difference = furthest(gradients, others)
+    return f"about {difference:.0e}" if difference else "exactly 0"
 
 
 # ---- write it: a stage ---------------------------------------------------------------------------

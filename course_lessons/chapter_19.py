@@ -387,12 +387,13 @@ def describe(cluster: Cluster) -> None:
     print(
         f"a chip: {chip.peak_flops_s / 1e12:.0f} TFLOP/s at its peak, of which it reaches", end=""
     )
-    print(f" {chip.reached:.0%}, and {chip.memory_bytes / 1e9:.0f} GB")
+    print(f" {chip.reached:.0%} (assumed), and {chip.memory_bytes / 1e9:.0f} GB")
     inside_us, between_us = cluster.inside_s * 1e6, cluster.between_s * 1e6
     print(f"inside a node of {cluster.per_node}: {cluster.inside_bytes_s / 1e9:.0f} GB/s", end="")
-    print(f" from each chip, {inside_us:.0f} µs")
+    print(f" from each chip, {inside_us:.0f} µs (assumed)")
     print(f"to other nodes: {cluster.between_bytes_s / 1e9:.0f} GB/s from each chip's card", end="")
-    print(f", {between_us:.0f} µs; a ring uses the cards of all its ranks in a node")
+    print(f", {between_us:.0f} µs (assumed)")
+    print("a ring uses the cards of all its ranks in a node")
 
 
 # ---- score: a plan among all plans ---------------------------------------------------------------
@@ -500,7 +501,7 @@ PUBLISHED = (
 )
 
 
-def beside_published() -> list[tuple[Published, Score]]:
+def compare_with_published() -> list[tuple[Published, Score]]:
     """Print published MFU beside the model's."""
     print("                  chips   dp x tp x pp    published   model   deviation   bubble")
     both = []

@@ -170,8 +170,11 @@ class Score:
         return self.state_bytes + self.activation_bytes
 
 
+# Peak, memory, and bytes per second are those of How To Scale Your Model,
+# https://jax-ml.github.io/scaling-book/gpus. What a chip reaches and both latencies are assumptions
+# of ours, round numbers without a source.
 H100 = Chip(peak_flops_s=989e12, reached=0.6, memory_bytes=80e9)
-CLUSTER = Cluster(H100, 8, 450e9, 50e9, 2e-6, 5e-6)
+CLUSTER = Cluster(H100, 8, 450e9, 50e9, inside_s=2e-6, between_s=5e-6)
 MODELS = {
     "7B": Transformer(32, 4096, 11008, 3, 1.0, 32000, 2, 4096),
     "70B": Transformer(80, 8192, 28672, 3, 1 / 8, 128256, 2, 4096),

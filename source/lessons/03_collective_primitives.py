@@ -678,6 +678,7 @@ after_the_view.measured(after[0].int())
 # %% [markdown]
 # That's wrong, and torch says nothing. Only `launch` warns you. Gloo summed the first four places in memory. Places 4 and 6 lack the other rank's
 # numbers, and places 1 and 3, which nobody asked for, have changed. Which collectives do this?
+# In the table's first column, the tensor that a rank hands in has gaps. In its second column, the tensor that receives the result has them.
 
 # %%
 print_gaps()

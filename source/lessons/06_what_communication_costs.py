@@ -382,7 +382,7 @@ pictures.draw_lines(pcie_x4, fit_line)
 
 # %% [markdown]
 # Two numbers describe sizes that differ by a factor of 4,096, to within 3.2 %. If NCCL used a ring of four, the line is 6 · alpha + 1.5 · *S* · beta. Then alpha is 40.1 / 6 = 6.7
-# µs, and a port carries about 1.5 · 3.3 = 4.9 GB/s. nccl-tests call this the [**bus bandwidth**](https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md).
+# µs, and a port carries about 1.5 · 3.28 = 4.9 GB/s. nccl-tests call this the [**bus bandwidth**](https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md).
 
 # %% [markdown]
 # The second table is of **two RTX 2080 Ti with an NVLink bridge** ([nccl-tests issue 44](https://github.com/NVIDIA/nccl-tests/issues/44)), from 32 KiB to 128 MiB. These are times
@@ -627,7 +627,7 @@ pictures.draw_cards(node_counts, ways_ms)
 # %% [markdown]
 # ### Three real nodes
 #
-# [nccl-tests issue 119](https://github.com/NVIDIA/nccl-tests/issues/119) shows three nodes of eight A100, each with four InfiniBand cards. There a maintainer of NCCL counts 24 GB/s for such a card, so 96 GB/s
+# [nccl-tests issue 119](https://github.com/NVIDIA/nccl-tests/issues/119) shows three nodes of eight A100s, each with four InfiniBand cards. There a maintainer of NCCL counts 24 GB/s for such a card, so 96 GB/s
 # for a node.
 
 # %% [markdown]
@@ -652,7 +652,7 @@ pictures.draw_three_nodes(three_nodes, gb_s=96, ranks=24)
 # switches there to a different algorithm or protocol. The thread doesn't say to which.
 
 # %% [markdown]
-# And **eight A100 in one node**? [nccl-tests issue 149](https://github.com/NVIDIA/nccl-tests/issues/149) reports about 200 GB/s of bus bandwidth, and [nccl issue
+# And **eight A100s in one node**? [nccl-tests issue 149](https://github.com/NVIDIA/nccl-tests/issues/149) reports about 200 GB/s of bus bandwidth, and [nccl issue
 # 1048](https://github.com/NVIDIA/nccl/issues/1048) 232.5. Between the three nodes above, the eight GPUs of a node share 96 GB/s. That's why it pays to add inside the nodes first.
 
 # %% [markdown]

@@ -466,10 +466,10 @@ show(chapter_07.who_waits(), "One rank of each node fetches; all four meet, what
 with tempfile.TemporaryDirectory() as disks:
     for fetch in chapter_07.no_server, chapter_07.download, chapter_07.no_server:
         answers = launch(fetch_on_each_node, disks, fetch, world_size=4, nodes=2, backend="gloo")
-        print(f"{fetch.__name__}:", answers[3])
+        print(f"{fetch.__name__}:", *answers, sep="\n  ")
 
 # %% [markdown]
-# At the first start, even rank 3 hears what went wrong on ranks 0 and 2. The second start fetches the file, and the third finds it complete and needs no server. And the timeout?
+# Each line is a rank's answer. At the first start, even rank 3 hears what went wrong on ranks 0 and 2. The second start fetches the file, and the third finds it complete and needs no server. And the timeout?
 # Here's the same function with a patience of 0.3 s, which is shorter than the download.
 
 
@@ -478,14 +478,14 @@ def impatient(disks):
     try:
         return fetch_on_each_node(disks, chapter_07.download, patience_s=0.3)
     except RuntimeError:
-        return "gave up"
+        return f"rank {dist.get_rank()} gave up"
 
 
 with tempfile.TemporaryDirectory() as disks:
-    print(launch(impatient, disks, backend="gloo")[1])
+    print(*launch(impatient, disks, backend="gloo"), sep=", ")
 
 # %% [markdown]
-# Rank 1 gave up while rank 0 was still fetching. By default a group waits [30 minutes with gloo and 10 with NCCL](https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.init_process_group), and a large download may take longer.
+# Rank 1 gave up while rank 0 was still fetching, and then rank 0 found nobody to tell. By default a group waits [30 minutes with gloo and 10 with NCCL](https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.init_process_group), and a large download may take longer.
 #
 # ## What you know now
 

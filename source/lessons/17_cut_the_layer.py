@@ -150,7 +150,15 @@ ours = tensor_parallel.CopyToRanks, tensor_parallel.SumOverRanks
 pictures.draw_functions((MyCopy, MySum), ours)
 
 # %% [markdown]
-# What if you forget the sum in backward, or use one of PyTorch's own all-reduces as Sum? We put two blocks in a row, and try each of these.
+# What if you forget the sum in backward, or use one of PyTorch's own all-reduces as Sum? There are two of them: `dist.all_reduce`, and the one of `torch.distributed._functional_collectives`, here called `functional`.
+
+# %%
+show_source(chapter_17.summed_in_place)
+print()
+show_source(chapter_17.summed_by_pytorch)
+
+# %% [markdown]
+# We put two blocks in a row, and try each of these.
 #
 # **Predict.** *Without* Copy, which gradients are wrong?
 

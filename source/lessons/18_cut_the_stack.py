@@ -52,9 +52,7 @@ one_batch = predict("share of the step in which a stage idles", ...)
 # %%
 network = Network(latency_us=10, gbit_s=100)
 whole_batch = chapter_18.train(pipeline.Stage, pipeline.gpipe, stages=4, count=1)
-print(
-    f"gradients differ from one process by about {chapter_18.furthest(whole_batch.gradients):.0e}"
-)
+print("gradients differ from one process by", chapter_18.how_far(whole_batch.gradients))
 one_batch.measured(round(whole_batch.idle_share(), 2), within=0.02)
 pictures.draw_whole_batch(whole_batch, network)
 
@@ -155,7 +153,7 @@ pictures.draw_actions(my_gpipe, pipeline.gpipe, stages=3, count=2)
 
 # %%
 step = chapter_18.train(Stage, gpipe, stages=4, count=4)
-print(f"gradients differ from one process by about {chapter_18.furthest(step.gradients):.0e}")
+print("gradients differ from one process by", chapter_18.how_far(step.gradients))
 four_microbatches.measured(round(step.idle_share(), 2), within=0.02)
 pictures.draw_schedules({"GPipe, 4 microbatches": step})
 
@@ -271,8 +269,8 @@ pictures.draw_actions(my_one_f_one_b, pipeline.one_f_one_b)
 steps = {}
 for name, schedule in (("GPipe", gpipe), ("1F1B", one_f_one_b)):
     steps[name] = chapter_18.train(Stage, schedule, stages=4, count=8)
-    furthest = chapter_18.furthest(steps[name].gradients)
-    print(f"{name:6}gradients differ from one process by about {furthest:.0e}")
+    how_far = chapter_18.how_far(steps[name].gradients)
+    print(f"{name:6}gradients differ from one process by {how_far}")
 difference = round(steps["1F1B"].idle_share() - steps["GPipe"].idle_share(), 6)
 compared.measured({-1: "smaller", 0: "equally large", 1: "larger"}[chapter_18.sign(difference)])
 pictures.draw_schedules(steps)
@@ -284,9 +282,10 @@ pictures.draw_schedules(steps)
 pictures.draw_held(steps)
 many = chapter_18.train(Stage, one_f_one_b, stages=4, count=24)
 print(f"1F1B with 24 microbatches holds {many.most_held}")
-print("share of the step in which a stage idles, with 10 µs a message:")
+print("share of the step in which a stage idles:")
 for name, step in steps.items():
-    print(f"{name:6}{step.idle_share(network):6.1%}, on free messages {step.idle_share():.1%}")
+    free, slow = step.idle_share(), step.idle_share(network)
+    print(f"{name:6}{free:.1%} if messages take no time, {slow:.1%} with 10 µs a message")
 
 # %% [markdown]
 # A stage holds at most as many microbatches as there are stages from it to the end: 4, 3, 2 and 1, instead of 8 each. With 24 microbatches it's still 4. So you can take many microbatches, and *that* makes the bubble small.
@@ -348,14 +347,13 @@ def by_pytorch(schedule_class):
 for name, schedule_class in (("GPipe", ScheduleGPipe), ("1F1B", Schedule1F1B)):
     run = launch(by_pytorch, schedule_class, world_size=4, backend="gloo", trace=True)
     theirs = [gradient for of_rank in run for gradient in of_rank]
-    pairs = zip(theirs, steps[name].gradients)
-    furthest = max((a - b).abs().max().item() for a, b in pairs)
+    how_far = chapter_18.how_far(theirs, steps[name].gradients)
     microbatch_bytes = X.nbytes // 8
     counted = [
         chapter_18.count_messages(trace.of_rank(1), microbatch_bytes)
         for trace in (run.trace, steps[name].trace)
     ]
-    print(f"{name:6}gradients differ by about {furthest:.0e}")
+    print(f"{name:6}gradients differ by {how_far}")
     print(
         f"      messages of {microbatch_bytes} bytes from rank 1: {counted[0]}, ours {counted[1]}"
     )

@@ -100,7 +100,7 @@ pictures.draw_sent(my_fsdp_bytes, chapter_19.fsdp_bytes)
 # %% [markdown]
 # ## 3 · When computing hides it
 #
-# From here on we need a cluster, so we **describe** one, with the numbers of an [H100 cluster](https://jax-ml.github.io/scaling-book/gpus). How fast a chip computes and sends is what you'd find in a data sheet. The latencies are round numbers of ours, and how much of its peak a chip *reaches* is our guess: 60%. Part 7 looks at what that guess is worth.
+# From here on we need a cluster, so we **describe** one. How fast a chip computes and sends, and how much it holds, is that of an [H100 cluster](https://jax-ml.github.io/scaling-book/gpus). Three numbers are **assumptions of ours**, for which we have no source: both latencies, 2 and 5 µs, and the 60% of its peak that a chip *reaches*. Part 7 looks at what the 60% is worth.
 
 # %%
 chapter_19.describe(CLUSTER)
@@ -116,7 +116,7 @@ print(f"a batch of {TOKENS:,} tokens")
 
 # %%
 choices = ["a tenth", "as many", "three times as many", "ten times as many"]
-tokens_of_70b = predict("tokens per chip for 70B, beside 7B", ..., choices=choices)
+tokens_of_70b = predict("tokens per chip, 70B compared with 7B", ..., choices=choices)
 
 # %%
 crossings = chapter_19.find_crossings(fsdp_bytes, chips=1024)
@@ -185,7 +185,7 @@ pictures.draw_hiding("7B", counts, replayed_s)
 # The bytes hardly grow with the chips. But each of the 96 rings (three for each of 32 layers) has n − 1 steps, and every step pays its latency. With 2,048 chips that's 2,047 · 5 µs, or 10 ms, 96 times. So from 512 to 1,024 chips a step of 0.65 s gets down to 0.59 s, and with 2,048 it takes *longer*.
 
 # %% [markdown]
-# That's for a ring, with a latency of 5 µs. Real libraries have ways around so many steps: NCCL, for example, has [trees for such calls](https://arxiv.org/abs/2506.20252). But at a fixed batch, a chip's computing shrinks with every chip you add, and its communication doesn't. **A larger batch would hide the communication, if the optimiser can make use of such a batch.**
+# That's for a ring, with the latency of 5 µs that we assumed. Real libraries have ways around so many steps: NCCL, for example, has [trees for such calls](https://arxiv.org/abs/2506.20252). But at a fixed batch, a chip's computing shrinks with every chip you add, and its communication doesn't. **A larger batch would hide the communication, if the optimiser can make use of such a batch.**
 
 # %% [markdown]
 # ## 4 · What a chip must hold
@@ -367,7 +367,7 @@ pictures.draw_speed(my_fastest_s, chapter_19.fastest_s, counts=counts)
 # (Megatron repeats the forward pass during backward and counts it twice, so we multiply its numbers by 3/4. Llama has 126 layers, but we take 128, which can be divided by its 16 stages.)
 
 # %%
-both = chapter_19.beside_published()
+both = chapter_19.compare_with_published()
 pictures.draw_published()
 
 # %% [markdown]

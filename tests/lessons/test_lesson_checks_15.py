@@ -265,7 +265,9 @@ def test_a_right_noise_scale_passes(answer):
     assert check(in_numbers(answer), **noise_judged).require()
 
 
-def test_two_batches_find_the_noise_scale_of_all_samples_within_a_half(lesson):
+def test_two_batches_find_the_noise_scale_of_all_samples_within_a_half(lesson, monkeypatch):
+    # The lesson goes on with whatever has passed, with an answer of tensors too.
+    monkeypatch.setitem(lesson, "estimate", in_fewer_terms)
     measured = launch(lesson["noise_at"], (45,), world_size=4, backend="gloo")[0]
     exact, estimated = measured
     assert estimated[45] == pytest.approx(exact[45], rel=0.5)
