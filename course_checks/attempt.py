@@ -113,13 +113,14 @@ class Attempt:
         """The outcome of an answer whose first mistake is in run `number`."""
         printed = []
         for by_run in self.output:
+            text = ""
             has_begun = number < len(by_run)
-            text = by_run[number] if has_begun else ""
+            if has_begun:
+                text = by_run[number]
             printed.append(text)
         run = self.runs[number]
-        if self.alone:
-            where = str(run)
-        else:
+        where = str(run)
+        if not self.alone:
             ranks = many([self.world_size])
             where = _("{ranks}, {case}", ranks=ranks, case=run)
         return Outcome(self.name, WRONG, where, message, rows, printed)
@@ -219,7 +220,8 @@ def _shared_counters(count: int) -> memoryview:
     """Zeros in memory that this process shares with those that it forks."""
     size = 8 * count
     shared_memory = mmap.mmap(-1, size)
-    return memoryview(shared_memory).cast("Q")
+    shared_bytes = memoryview(shared_memory)
+    return shared_bytes.cast("Q")
 
 
 def _read_secrets(pipe: Pipe) -> dict[int, int]:
@@ -234,7 +236,8 @@ def _read_secrets(pipe: Pipe) -> dict[int, int]:
 def _by_run(output: str, runs: int) -> list[str]:
     """What a rank has printed in each run that it has begun."""
     if _GAP in output:
-        return ["(more than a check keeps: print less)"] * runs
+        instead = "(more than a check keeps: print less)"
+        return [instead] * runs
     _before_the_first, *printed = output.split(_MARK)
     return printed
 
@@ -308,7 +311,8 @@ def _draw(inputs: Inputs, runs: list[Run], rank: int, pipe: Pipe) -> list[tuple]
     secret = int.from_bytes(noise, "little")
     reading, writing = pipe
     os.close(reading)
-    os.write(writing, _SECRET.pack(rank, secret))
+    note = _SECRET.pack(rank, secret)
+    os.write(writing, note)
     os.close(writing)
     world_size = int(os.environ["WORLD_SIZE"])
     all_arguments = []
@@ -323,7 +327,8 @@ def _packed(result: Any, backend: str | None) -> bytes:
     if backend and not dist.is_initialized():
         raise RuntimeError(_("the process group is gone: leave it to check, which has made it"))
     try:
-        return transport.pack(plain(result))
+        data = plain(result)
+        return transport.pack(data)
     except Exception as error:
         message = _(
             "what it returns, a {kind}, cannot be sent back: {error}",
@@ -346,7 +351,8 @@ def _split(record: Record, by_rank: list[list[RunReport]]) -> list[Trace]:
         if runs_begun > 0:
             present_run = runs_begun - 1
             events_by_run[present_run].append(event)
-    ended = ((0.0,),) * len(by_rank)
+    world_size = len(by_rank)
+    ended = ((0.0,),) * world_size
     traces = []
     for events in events_by_run:
         trace = Trace(tuple(events), ended)

@@ -83,7 +83,8 @@ def _plain_tensor(value: Tensor) -> Tensor:
 
 def unpack(stream: bytes) -> Any:
     """Read a packed result; raises UnpicklingError if it holds more than data."""
-    return Unpickler(io.BytesIO(stream)).load()
+    file = io.BytesIO(stream)
+    return Unpickler(file).load()
 
 
 class Unpickler(pickle._Unpickler):  # type: ignore[name-defined]

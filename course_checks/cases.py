@@ -36,7 +36,8 @@ class Case(NamedTuple):
         The unit is 1 for float32; for other dtypes it is one that float32 cannot hold.
         """
         *outer, last = self.shape
-        shape = (*outer, last * self.every)
+        length = last * self.every
+        shape = (*outer, length)
         choices = torch.randint(len(_SIZES), shape)
         sizes = _SIZES[choices]
         factors = torch.randint(-9, 10, shape)
@@ -64,7 +65,8 @@ def draw(inputs: Inputs, rank: int, world_size: int, case: Any, seed: int) -> tu
         arguments = inputs(rank, world_size, case)
     except Exception as error:
         call = f"inputs({rank}, {world_size}, {case})"
-        raise Misuse(f"{call} failed: {type(error).__name__}: {error}") from error
+        kind = type(error).__name__
+        raise Misuse(f"{call} failed: {kind}: {error}") from error
     if isinstance(arguments, tuple):
         return arguments
     return (arguments,)

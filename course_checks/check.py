@@ -199,7 +199,8 @@ def plan(sizes: list[int], cases: Sequence[Any], one_by_one: bool) -> list[Plann
     """What to launch: small before large, and what can be shown before what cannot."""
     shown = []
     for number, case in enumerate(cases):
-        shown.append(Run(number, case))
+        run = Run(number, case)
+        shown.append(run)
     if one_by_one:
         return _one_by_one(sizes, shown)
     launches = []
@@ -208,7 +209,8 @@ def plan(sizes: list[int], cases: Sequence[Any], one_by_one: bool) -> list[Plann
         late_ranks = min(size, 3)
         times = math.ceil(late_ranks / len(shown))
         fresh = _fresh(times * shown, size)
-        launches.append((size, shown + fresh))
+        runs = shown + fresh
+        launches.append((size, runs))
     return launches
 
 
@@ -228,8 +230,11 @@ def _fresh(runs: list[Run], size: int) -> list[Run]:
     """These runs with fresh numbers; in each, the ranks come in a different order."""
     fresh_runs = []
     for number, run in enumerate(runs):
-        order = number if size > 1 else 0
-        fresh_runs.append(run._replace(fresh=True, order=order))
+        order = 0
+        if size > 1:
+            order = number
+        fresh_run = run._replace(fresh=True, order=order)
+        fresh_runs.append(fresh_run)
     return fresh_runs
 
 
@@ -269,7 +274,7 @@ def _outcome(attempts: list[Attempt], judging: Callable) -> Outcome:
 
 def _passed(attempts: list[Attempt]) -> Outcome:
     """The outcome of an answer that is right in all runs."""
-    name = attempts[-1].name
+    last = attempts[-1]
     sizes = set()
     traces = []
     for done in attempts:
@@ -277,8 +282,10 @@ def _passed(attempts: list[Attempt]) -> Outcome:
         sizes.add(size)
         for run, trace in zip(done.runs, done.traces, strict=True):
             traces.append((size, run.case, trace))
-    where = "" if attempts[-1].alone else many(sizes)
-    return Outcome(name, PASSED, where, traces=traces)
+    where = ""
+    if not last.alone:
+        where = many(sizes)
+    return Outcome(last.name, PASSED, where, traces=traces)
 
 
 def _in_a_process(judging: Callable, judged: Any) -> Any:
@@ -291,9 +298,9 @@ def _in_a_process(judging: Callable, judged: Any) -> Any:
 
 def _rows_of_failed(failed: Attempt, judging: Callable) -> list[Row]:
     """What ranks were given when one of them failed, read in a process of its own."""
-    reading = partial(
-        rows_of_failed, inputs=judging.keywords["inputs"], spec=judging.keywords["spec"]
-    )
+    inputs = judging.keywords["inputs"]
+    spec = judging.keywords["spec"]
+    reading = partial(rows_of_failed, inputs=inputs, spec=spec)
     try:
         return _in_a_process(reading, failed)
     except WorkerError as error:
@@ -312,7 +319,8 @@ def _refuse_misuse(error: WorkerError) -> None:
     """Raise ValueError if it is the exercise that is wrong."""
     headline = _headline(error)
     if headline.startswith("Misuse: "):
-        raise ValueError(headline.removeprefix("Misuse: ")) from None
+        complaint = headline.removeprefix("Misuse: ")
+        raise ValueError(complaint) from None
 
 
 def _is_stub(error: WorkerError) -> bool:
@@ -347,9 +355,9 @@ def _message(failed: Attempt) -> str:
         busy = _busy_ranks(error)
         if not busy:
             busy = list(range(failed.world_size))
-        parts = [_not_done(failed, busy, error.seconds)]
-        parts += filter(None, error.parts[1:])
-        message = "\n\n".join(parts)
+        beginning = _not_done(failed, busy, error.seconds)
+        others = filter(None, error.parts[1:])
+        message = "\n\n".join([beginning, *others])
     for advice, instead in _ADVICE.items():
         message = message.replace(_(advice), _(instead))
     return capitalized(message)
@@ -371,13 +379,14 @@ def _not_done(failed: Attempt, busy: list[int], seconds: float) -> str:
     work = _("one case is")
     count = len(failed.runs)
     if count > 1:
-        ranks = many([failed.world_size])
-        work = _("all {count} runs on {ranks} are", count=count, ranks=ranks)
+        on_ranks = many([failed.world_size])
+        work = _("all {count} runs on {ranks} are", count=count, ranks=on_ranks)
+    ranks = ranks_listed(busy)
     return ngettext(
         "rank {ranks} was not done after {seconds:g} s, in which {work} to be done.",
         "ranks {ranks} were not done after {seconds:g} s, in which {work} to be done.",
         len(busy),
-        ranks=ranks_listed(busy),
+        ranks=ranks,
         seconds=seconds,
         work=work,
     )

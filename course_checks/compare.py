@@ -53,11 +53,14 @@ def difference(
     try:
         return _Comparison(tolerance, given).difference(wanted, got)
     except Exception as error:  # such as of the result's own __eq__
+        wanted_kind = _kind(wanted)
+        kind = _kind(got)
+        exception = type(error).__name__
         return _(
             "wanted {wanted}, got {got}: {exception}: {error}",
-            wanted=_kind(wanted),
-            got=_kind(got),
-            exception=type(error).__name__,
+            wanted=wanted_kind,
+            got=kind,
+            exception=exception,
             error=error,
         )
 
@@ -128,8 +131,8 @@ class _Comparison:
         return _unlike(wanted, got)
 
     def _is_close(self, wanted: float, got: float) -> bool:
-        if math.isnan(wanted) and math.isnan(got):
-            return True
+        if math.isnan(wanted):
+            return math.isnan(got)
         relative, absolute = self._tolerances(float)
         return math.isclose(wanted, got, rel_tol=relative, abs_tol=absolute)
 
@@ -161,7 +164,9 @@ class _Comparison:
         is_plain = wanted.layout == got.layout == torch.strided
         if not is_one_number or not is_plain or wanted.shape == got.shape:
             return differs
-        number = self._of_elements(wanted.detach().reshape(()), got.detach().reshape(()))
+        wanted_number = wanted.detach().reshape(())
+        got_number = got.detach().reshape(())
+        number = self._of_elements(wanted_number, got_number)
         if number is None:
             return differs
         return _(
@@ -259,7 +264,7 @@ def _are_keys_of(wanted: dict, got: dict) -> bool:
     further_keys = got.keys() - wanted.keys()
     if not further_keys:
         return True
-    kinds = set(map(type, wanted.values()))
+    kinds = {type(item) for item in wanted.values()}
     if len(kinds) > 1:
         return True
     if kinds != {int}:
@@ -290,27 +295,29 @@ def _unlike(wanted: Any, got: Any) -> str:
     wanted_text = brief(wanted)
     got_text = brief(got)
     if wanted_text == got_text:
-        wanted_text, got_text = _around_first_difference(repr(wanted), repr(got))
+        wanted_in_full = repr(wanted)
+        got_in_full = repr(got)
+        wanted_text, got_text = _around_first_difference(wanted_in_full, got_in_full)
     return _("wanted {wanted}, got {got}", wanted=wanted_text, got=got_text)
 
 
 def _around_first_difference(text: str, other: str) -> tuple[str, str]:
     """Both texts; of long ones the part in which they begin to differ."""
-    both = text + other
-    if len(both) <= _WIDEST:
+    total_width = len(text) + len(other)
+    if total_width <= _WIDEST:
         return text, other
     differ_at = _first_difference(text, other)
     start = max(0, differ_at - 8)
-    part = slice(start, start + _WIDEST)
-    text = text[part]
-    other = other[part]
-    return f"... {text}", f"... {other}"
+    end = start + _WIDEST
+    text_from_start = text[start:end]
+    other_from_start = other[start:end]
+    return f"... {text_from_start}", f"... {other_from_start}"
 
 
 def _first_difference(text: str, other: str) -> int:
     pairs = zip(text, other, strict=False)
-    for place, (character, others) in enumerate(pairs):
-        if character != others:
+    for place, (character, other_character) in enumerate(pairs):
+        if character != other_character:
             return place
     return len(text)
 
@@ -368,7 +375,9 @@ def brief(value: Any, difference: str = "") -> str:
         )
     if len(text) <= _WIDEST:
         return text
-    return text[: _WIDEST - 4] + " ..."
+    ending = " ..."
+    width = _WIDEST - len(ending)
+    return text[:width] + ending
 
 
 def _stable(value: Any) -> str:
@@ -394,14 +403,18 @@ def _text(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, dict):
-        items = []
+        texts = []
         for key, item in value.items():
-            items.append(f"{key!r}: {_text(item)}")
-        return "{" + ", ".join(items) + "}"
+            text = _text(item)
+            texts.append(f"{key!r}: {text}")
+        items = ", ".join(texts)
+        return "{" + items + "}"
     if isinstance(value, list):
-        return f"[{_texts(value)}]"
+        items = _texts(value)
+        return f"[{items}]"
     if isinstance(value, tuple):
-        return f"({_texts(value)})"
+        items = _texts(value)
+        return f"({items})"
     return repr(value)
 
 
@@ -421,5 +434,6 @@ def _tensor(value: Tensor) -> str:
     last_number = numbers[-1].item()
     beginning = _texts(first_numbers)
     end = _text(last_number)
-    shape = " x ".join(map(str, value.shape))
+    lengths = map(str, value.shape)
+    shape = " x ".join(lengths)
     return f"[{beginning}, ..., {end}] ({shape})"

@@ -19,8 +19,9 @@ def flops(counts: bool) -> Iterator[Callable[[], int]]:
         yield lambda: 0
         return
     # Imported late, since it imports triton, which must come after `launch` has imported _dynamo.
-    counter = importlib.import_module("torch.utils.flop_counter").FlopCounterMode
-    with counter(display=False, custom_mapping=_PRODUCTS) as mode:
+    flop_counter = importlib.import_module("torch.utils.flop_counter")
+    counting = flop_counter.FlopCounterMode(display=False, custom_mapping=_PRODUCTS)
+    with counting as mode:
         yield mode.get_total_flops
 
 
@@ -29,7 +30,8 @@ def _of_vectors(*shapes: Any, out_shape: torch.Size, **_: Any) -> int:
     largest = 0
     for shape in shapes:
         if isinstance(shape, torch.Size):
-            largest = max(largest, math.prod(shape))
+            size = math.prod(shape)
+            largest = max(largest, size)
     return 2 * largest
 
 

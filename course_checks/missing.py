@@ -19,7 +19,8 @@ def not_there_yet(answer: str, error: WorkerError) -> str:
     """
     if not error.failures:
         return ""
-    missing = _MISSING.match(error.failures[0].headline)
+    first_failure = error.failures[0]
+    missing = _MISSING.match(first_failure.headline)
     if missing is None:
         return ""
     name = missing[1]

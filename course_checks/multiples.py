@@ -39,15 +39,23 @@ def _factor(wanted: Tensor, got: Tensor, most: int) -> Fraction | None:
     """The factor, if it's a fraction of numbers up to `most`, as those are that ranks divide by."""
     square = wanted.dot(wanted).item()
     product = wanted.dot(got).item()
-    if square == 0 or not math.isfinite(square) or not math.isfinite(product):
+    if square == 0:
+        return None
+    if not math.isfinite(square) or not math.isfinite(product):
         return None
     share = product / square
     factor = Fraction(share).limit_denominator(most)
-    if not 0 < factor <= most or factor == 1:
+    if factor == 1:
         return None
+    if not 0 < factor <= most:
+        return None
+    multiple = wanted * float(factor)
     largest = wanted.abs().max().item()
-    is_close = torch.isclose(got, wanted * float(factor), rtol=_RELATIVE, atol=_RELATIVE * largest)
-    return factor if is_close.all() else None
+    absolute = _RELATIVE * largest
+    is_close = torch.isclose(got, multiple, rtol=_RELATIVE, atol=absolute)
+    if not is_close.all():
+        return None
+    return factor
 
 
 def _numbers(values: Any) -> Tensor | None:
@@ -61,5 +69,8 @@ def _numbers(values: Any) -> Tensor | None:
             return None
         if leaf.layout != torch.strided or leaf.is_meta:
             return None
-        rows.append(leaf.detach().flatten().double())
-    return torch.cat(rows) if rows else None
+        row = leaf.detach().flatten().double()
+        rows.append(row)
+    if not rows:
+        return None
+    return torch.cat(rows)

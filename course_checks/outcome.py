@@ -64,7 +64,8 @@ class Outcome:
     def require(self) -> "Outcome":
         """Return the outcome if the answer passed, else raise CheckFailed; for graders."""
         if not self:
-            raise CheckFailed(str(self))
+            report = str(self)
+            raise CheckFailed(report)
         return self
 
     def __repr__(self) -> str:
@@ -94,10 +95,12 @@ class Outcome:
         head = _head(self.rows)
         lines = [[" ", *head]]
         for rank, row in enumerate(self.rows):
-            mark = "→" if row.wrong else " "
-            cells = [mark, str(rank), row.given, row.wanted, row.got]
-            line = cells[: 1 + len(head)]
-            lines.append(line)
+            mark = " "
+            if row.wrong:
+                mark = "→"
+            cells = [str(rank), row.given, row.wanted, row.got]
+            shown_cells = cells[: len(head)]
+            lines.append([mark, *shown_cells])
         widths = []
         for column in zip(*lines, strict=True):
             widest = max(map(len, column))
@@ -121,7 +124,8 @@ class Outcome:
                 text.append(f"[rank {rank}] ... and {left_out} more lines")
         if not text:
             return ""
-        return "\n".join([_("It printed:"), *text])
+        heading = _("It printed:")
+        return "\n".join([heading, *text])
 
     def _repr_html_(self) -> str:
         colour = _COLOURS[self.state]
@@ -168,7 +172,7 @@ def _row(rank: int, row: Row, columns: int) -> str:
     style = ""
     arrow = ""
     if row.wrong:
-        style = f"background:{_COLOURS[WRONG]}22;"
+        style = f"background:{_RED}22;"
         arrow = "→ "
     page = f'<tr style="{style}"><td style="{_CELL}">{arrow}{rank}</td>'
     texts = row.given, row.wanted, row.got
@@ -250,4 +254,6 @@ def _outcome_now(name: str) -> Outcome:
         return Outcome(name, CHANGED)
     if name in _outcomes:
         return _outcomes[name]
-    return Outcome(name, state if state in _SIGNS else NOT_CHECKED)
+    if state not in _SIGNS:
+        state = NOT_CHECKED
+    return Outcome(name, state)

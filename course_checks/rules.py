@@ -170,13 +170,16 @@ def _overworked(flops: list[int], total: int, factor: float) -> str | None:
     enough = factor * total / len(flops)
     if most <= enough:
         return None
+    rank = flops.index(most)
+    share = most / total
+    enough_share = enough / total
     return _(
         "Rank {rank} computes {share:.0%} of what one process computes that does all the work (in "
         "floating-point operations, forward and backward); {enough:.0%} are enough: the work is to "
         "be divided among the ranks.",
-        rank=flops.index(most),
-        share=most / total,
-        enough=enough / total,
+        rank=rank,
+        share=share,
+        enough=enough_share,
     )
 
 
@@ -185,11 +188,13 @@ def unwaited(trace: Trace) -> str | None:
     waited_for = set()
     for event in trace:
         if event.kind == "wait":
-            waited_for.add((event.rank, event.of))
+            operation = (event.rank, event.of)
+            waited_for.add(operation)
     for event in trace:
         if event.blocking or event.kind == "wait":
             continue
-        if (event.rank, event.index) not in waited_for:
+        operation = (event.rank, event.index)
+        if operation not in waited_for:
             return _(
                 "{call} was never waited for: until you call wait() on what it returned, its "
                 "tensor may be neither filled nor sent.",
@@ -260,16 +265,17 @@ def _without_barriers(trace: Trace) -> Trace:
     barriers = set()
     for event in trace:
         if event.kind == "barrier":
-            barriers.add((event.rank, event.index))
+            barrier = (event.rank, event.index)
+            barriers.add(barrier)
     if not barriers:
         return trace
     kept = []
     for event in trace:
-        is_barrier = (event.rank, event.index) in barriers
         waits_for_barrier = (event.rank, event.of) in barriers
-        if not is_barrier and not waits_for_barrier:
+        if event.kind != "barrier" and not waits_for_barrier:
             kept.append(event)
-    return Trace(tuple(kept), trace.ended)
+    events = tuple(kept)
+    return Trace(events, trace.ended)
 
 
 def _calls(trace: Trace, rank: int) -> str:

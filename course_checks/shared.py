@@ -47,7 +47,9 @@ def _reached(function: Any, seen: set[int]) -> _NamedValues:
         yield name, value
         if isinstance(value, FunctionType) and is_learners(file_of(value)):
             yield from _reached(value, seen)
-        kind = value if isinstance(value, type) else type(value)
+        kind = value
+        if not isinstance(value, type):
+            kind = type(value)
         if _is_notebooks(kind):
             yield from _reached_by_methods(kind, seen)
 
@@ -59,12 +61,13 @@ def _values_of(function: FunctionType) -> dict[str, Any]:
     values = dict(cells)
     values.update(function.__kwdefaults__ or {})
     defaults = function.__defaults__ or ()
-    values[f"a default of {function.__name__}"] = list(defaults)
-    values[f"an attribute of {function.__name__}"] = _attributes(function)
+    name = function.__name__
+    values[f"a default of {name}"] = list(defaults)
+    values[f"an attribute of {name}"] = _attributes(function)
     known = function.__globals__
-    for name in _names(code):
-        if name in known:
-            values[name] = known[name]
+    for global_name in _names(code):
+        if global_name in known:
+            values[global_name] = known[global_name]
     return values
 
 

@@ -60,7 +60,8 @@ class Transit:
     def listen(self) -> None:
         """Replace the tensors of all messages of this process by copies of ours."""
         for name in ("send", *_RECEIVES):
-            setattr(c10d.ProcessGroup, name, self._with_copy(name))
+            method = self._with_copy(name)
+            setattr(c10d.ProcessGroup, name, method)
         wait = c10d.Work.wait
 
         @functools.wraps(wait)
@@ -72,7 +73,8 @@ class Transit:
             if message.receives:
                 message.tensor.copy_(message.copy)
             elif not _same(message.tensor, message.copy):
-                raise RuntimeError(_(_CHANGED, line=message.line))
+                complaint = _(_CHANGED, line=message.line)
+                raise RuntimeError(complaint)
             return done
 
         c10d.Work.wait = wait_and_deliver
@@ -88,7 +90,8 @@ class Transit:
                 return call(group, tensors, *args, **options)  # which refuses it
             message = self._in_conflict(tensor, receives)
             if message is not None:
-                raise RuntimeError(_(_BUSY, line=message.line))
+                complaint = _(_BUSY, line=message.line)
+                raise RuntimeError(complaint)
             if receives:
                 copy = torch.empty_like(tensor)
             else:
@@ -127,4 +130,6 @@ def _same(tensor: Tensor, other: Tensor) -> bool:
     """Bit for bit, so that nan equals nan."""
     if not tensor.numel():  # an empty one from NumPy has a stride that view() refuses
         return True
-    return torch.equal(bytes_of(tensor), bytes_of(other))
+    tensor_bytes = bytes_of(tensor)
+    other_bytes = bytes_of(other)
+    return torch.equal(tensor_bytes, other_bytes)

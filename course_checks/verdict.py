@@ -15,7 +15,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from course_checks import careful
-from course_checks.attempt import Attempt, Run, seed_for_answer
+from course_checks.attempt import Attempt, Run, RunReport, seed_for_answer
 from course_checks.cases import Inputs, Misuse, draw
 from course_checks.compare import brief, difference, dtypes_of
 from course_checks.flops import flops
@@ -60,14 +60,17 @@ def rows_of_failed(failed: Attempt, inputs: Inputs, spec: Callable) -> list[Row]
     run = failed.runs[failed.reached]
     by_rank = _draw_again(failed, run, inputs)
     rows = []
-    for arguments in by_rank:
-        rows.append(Row(_in_short(arguments, failed.parameters), "", "", False))
+    for given in _given(by_rank, failed.parameters):
+        row = Row(given, wanted="", got="", wrong=False)
+        rows.append(row)
     wanted = _wanted(spec, by_rank, run.case)  # this may change what was given
     for rank, output in enumerate(wanted):
-        rows[rank] = rows[rank]._replace(wanted=brief(output))
+        text = brief(output)
+        rows[rank] = rows[rank]._replace(wanted=text)
     for failure in failed.error.failures:
         if not failure.echo:  # it complains of no other rank
-            rows[failure.rank] = rows[failure.rank]._replace(wrong=True)
+            rank = failure.rank
+            rows[rank] = rows[rank]._replace(wrong=True)
     return rows
 
 
@@ -82,10 +85,11 @@ def _draw_again(attempt: Attempt, run: Run, inputs: Inputs) -> list[tuple]:
         if brief(arguments) != brief(again):
             raise Misuse("inputs may depend on its arguments and on torch's random numbers only")
         by_rank.append(arguments)
-    counts = list(map(len, by_rank))
+    counts = [len(arguments) for arguments in by_rank]
     if len(set(counts)) != 1:
-        counts = ", ".join(map(str, counts))
-        raise Misuse(f"inputs must give every rank as many arguments; it gave {counts}")
+        words = map(str, counts)
+        listed = ", ".join(words)
+        raise Misuse(f"inputs must give every rank as many arguments; it gave {listed}")
     return by_rank
 
 
@@ -93,17 +97,19 @@ def _wanted(spec: Callable, by_rank: list[tuple], case: Any) -> list[Any]:
     """What each rank is to return, given the arguments of all ranks."""
     n = len(by_rank)
     try:
-        by_parameter = map(list, zip(*by_rank, strict=True))
-        wanted = spec(*by_parameter)
+        parameters = zip(*by_rank, strict=True)
+        lists = map(list, parameters)
+        wanted = spec(*lists)
     except Exception as error:
         kind = type(error).__name__
         raise Misuse(f"spec failed on {n} ranks, {case}: {kind}: {error}") from error
-    if not isinstance(wanted, list | tuple):
-        outputs = brief(wanted)
-    elif len(wanted) != n:
+    is_list = isinstance(wanted, list | tuple)
+    if is_list and len(wanted) == n:
+        return list(wanted)
+    if is_list:
         outputs = f"{len(wanted)} outputs"
     else:
-        return list(wanted)
+        outputs = brief(wanted)
     raise Misuse(f"spec must return a list with one output for each of {n} ranks, got {outputs}")
 
 
@@ -115,9 +121,7 @@ def _judge_run(
     trace = attempt.traces[number]
     reports = attempt.reports[number]
     arguments = _draw_again(attempt, run, inputs)
-    given = []
-    for arguments_of_rank in arguments:  # now, since spec may change them
-        given.append(_in_short(arguments_of_rank, attempt.parameters))
+    given = _given(arguments, attempt.parameters)  # now, since spec may change them
     dtypes = dtypes_of(arguments)
     counts = rules.work and not run.fresh
     with flops(counts) as count_flops:
@@ -125,30 +129,29 @@ def _judge_run(
     reason = unwaited(trace)
     if reason:
         return attempt.wrong(number, reason)
-    got = []
-    differences = []
     try:
-        for report, wanted_of_rank in zip(reports, wanted, strict=True):
-            result = careful.unpack(report.packed)
-            got.append(result)
-            differs = difference(wanted_of_rank, result, rules.tolerance, dtypes)
-            differences.append(differs)
+        got, differences = _compared(reports, wanted, rules, dtypes)
     except Exception as error:  # whatever an answer returns, it is the answer that is wrong
+        exception = type(error).__name__
         message = _(
             "What it returns cannot be compared with what is wanted: {exception}: {error}",
-            exception=type(error).__name__,
+            exception=exception,
             error=error,
         )
         return attempt.wrong(number, message)
     if any(differences):
-        mistake = _mistake(attempt, number, inputs, rules, got) or factor_in_words(wanted, got)
-        outcome = _wrong_results(attempt, number, given, wanted, got, differences, mistake)
-        wrong = [rank for rank, differs in enumerate(differences) if differs]
+        mistake = _mistake(attempt, number, inputs, rules, got)
+        if not mistake:
+            mistake = factor_in_words(wanted, got)
+        wrong = _wrong_ranks(differences)
+        hint = _hint(wanted, got, wrong)
+        outcome = _wrong_results(attempt, number, given, wanted, got, differences, mistake, hint)
         first = wrong[0]
-        is_explained = bool(mistake or _hint(wanted, got, wrong))
         needs_others = partial(_needs_others, attempt, run, inputs, spec, first, wanted[first])
+        is_explained = bool(mistake or hint)
         calls = _calls(trace, first, needs_others, is_explained)
-        return replace(outcome, message=sentences(outcome.message, calls))
+        message = sentences(outcome.message, calls)
+        return replace(outcome, message=message)
     for report in reports:
         if report.seen:
             return attempt.wrong(number, report.seen)
@@ -161,12 +164,47 @@ def _judge_run(
     return None
 
 
+def _compared(
+    reports: Sequence[RunReport], wanted: list[Any], rules: Rules, dtypes: set[torch.dtype]
+) -> tuple[list[Any], list[str | None]]:
+    """What each rank has returned, and how that differs from what is wanted (None if it doesn't).
+
+    Raises:
+        Exception: Of any kind, since a rank may return anything.
+    """
+    got = []
+    differences = []
+    for report, wanted_of_rank in zip(reports, wanted, strict=True):
+        result = careful.unpack(report.packed)
+        got.append(result)
+        differs = difference(wanted_of_rank, result, rules.tolerance, dtypes)
+        differences.append(differs)
+    return got, differences
+
+
+def _wrong_ranks(differences: list[str | None]) -> list[int]:
+    """The ranks that have not returned what is wanted."""
+    wrong = []
+    for rank, differs in enumerate(differences):
+        if differs:
+            wrong.append(rank)
+    return wrong
+
+
+def _given(by_rank: list[tuple], parameters: Sequence[str]) -> list[str]:
+    """By rank, its arguments in short."""
+    return [_in_short(arguments, parameters) for arguments in by_rank]
+
+
 def _in_short(arguments: tuple, parameters: Sequence[str]) -> str:
     """One rank's arguments, as the table of a failing case shows them: several with their names."""
-    texts = list(map(brief, arguments))
-    if len(texts) == 1 or len(texts) > len(parameters):
-        return ", ".join(texts)
-    return ", ".join(map("{}={}".format, parameters, texts))
+    texts = []
+    for argument in arguments:
+        texts.append(brief(argument))
+    if 1 < len(texts) <= len(parameters):
+        named_texts = zip(parameters, texts, strict=False)  # there may be further parameters
+        texts = [f"{name}={text}" for name, text in named_texts]
+    return ", ".join(texts)
 
 
 def _wrong_results(
@@ -177,12 +215,10 @@ def _wrong_results(
     got: list[Any],
     differences: list[str | None],
     mistake: str,
+    hint: str,
 ) -> Outcome:
     """The outcome of a run in which some rank has not returned what is wanted."""
-    wrong = []
-    for rank, differs in enumerate(differences):
-        if differs:
-            wrong.append(rank)
+    wrong = _wrong_ranks(differences)
     first = wrong[0]
     first_difference = differences[first]
     rows = []
@@ -198,7 +234,7 @@ def _wrong_results(
     parts.append(mistake)
     about_first = _("Rank {rank}: {difference}.", rank=first, difference=first_difference)
     parts.append(about_first)
-    parts.append(_hint(wanted, got, wrong))
+    parts.append(hint)
     if attempt.runs[number].fresh:
         parts.append(_(_ON_FRESH))
     return attempt.wrong(number, sentences(*parts), rows)
@@ -213,8 +249,9 @@ def _mistake(attempt: Attempt, number: int, inputs: Inputs, rules: Rules, got: l
         seed_for_answer(0, len(attempt.runs), number)  # what rank 0 has drawn is drawn again
         mistaken = _wanted(mistaken_spec, arguments, run.case)
         differences = []
-        for pair in zip(mistaken, got, strict=True):
-            differences.append(difference(*pair, rules.tolerance, dtypes))
+        for mistaken_of_rank, result in zip(mistaken, got, strict=True):
+            differs = difference(mistaken_of_rank, result, rules.tolerance, dtypes)
+            differences.append(differs)
         if not any(differences):
             return _(sentence)
     return ""
@@ -276,7 +313,9 @@ def _calls(trace: Trace, rank: int, needs_others: Callable[[], bool], is_explain
         if event.kind != "wait":
             events.append(event)
     if not events:
-        return _("It called nothing.") if needs_others() else ""
+        if not needs_others():
+            return ""
+        return _("It called nothing.")
     if is_explained:
         return ""
     if len(events) > _CALLS:

@@ -268,7 +268,8 @@ class Watch:
         def notice_and_call(*args: Any, **options: Any) -> Any:
             into_memory = args and hasattr(args[0], "write")  # torch.save to a buffer
             if self._on and not into_memory:
-                self._notice(channel, sys._getframe(1))
+                caller = sys._getframe(1)
+                self._notice(channel, caller)
             return function(*args, **options)
 
         return notice_and_call
@@ -338,7 +339,9 @@ def _asks_for_frames(event: str, arguments: tuple, caller: FrameType | None) -> 
         if attribute not in _TO_FRAMES:
             return False
     asks_for_others = [inspect.__file__]
-    code = caller.f_code if caller else None
+    code = None
+    if caller:
+        code = caller.f_code
     if code is traceback.walk_stack.__code__:  # who prints a stack is no spy
         asks_for_others.append(traceback.__file__)
     elif code is logging.currentframe.__code__:  # nor is who writes a log

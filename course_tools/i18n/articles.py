@@ -39,13 +39,16 @@ def parts(notebook: NotebookNode) -> Iterator[tuple[str, str]]:
         headings = []
         if cell.cell_type == "markdown":
             headings = HEADING.findall(cell.source)
-        begins_with = None
+        parts_begun = []
         for heading in headings:
             anchor = catalogues.anchor(heading, anchors)
             anchors.append(anchor)
-            current = (heading, anchor)
-            begins_with = begins_with or current
-        yield begins_with or current
+            parts_begun.append((heading, anchor))
+        if parts_begun:
+            current = parts_begun[-1]
+            yield parts_begun[0]
+        else:
+            yield current
 
 
 def places(root: Path) -> Texts:
@@ -58,7 +61,9 @@ def places(root: Path) -> Texts:
             numbers_of_row[link] += f" [{count}]"
     result = {}
     for row, numbers_of_row in numbers.items():
-        links = [link + written for link, written in numbers_of_row.items()]
+        links = []
+        for link, written in numbers_of_row.items():
+            links.append(link + written)
         result[row] = "；".join(links)
     return result
 
@@ -83,9 +88,12 @@ def _links_of_cells(path: Path, english: NotebookNode, root: Path) -> Iterator[s
     else:
         label = f"实验 {number}"
         page = f"../exercises/{path.name}"
-    in_chinese = chinese.in_memory(path, root)
-    parts_in_both = zip(parts(english), parts(in_chinese), strict=True)
-    for (_, anchor), (heading, _) in parts_in_both:
+    english_parts = parts(english)
+    chinese_notebook = chinese.in_memory(path, root)
+    chinese_parts = parts(chinese_notebook)
+    for english_part, chinese_part in zip(english_parts, chinese_parts, strict=True):
+        _, anchor = english_part
+        heading, _ = chinese_part
         yield f"{label} [{heading}]({page}#{anchor})"
 
 
@@ -98,7 +106,8 @@ def pages(root: Path) -> Iterator[tuple[Path, str]]:
     known = course_map.rows(root)
     titles = {}
     for letter, article in known.items():
-        titles[letter] = chinese.of_map(article["title"], root)
+        english_title = article["title"]
+        titles[letter] = chinese.of_map(english_title, root)
     for letter, article in known.items():
         if letter not in sentences:
             continue
@@ -143,9 +152,10 @@ def _page(
     for other, title in titles.items():
         if other != letter:
             others.append(f"[《{title}》]({other}.md)")
+    teaches = sentences["teaches"]
     return form.format(
         title=titles[letter],
-        teaches=sentences["teaches"].strip(),
+        teaches=teaches.strip(),
         rows="\n".join(rows),
         mends="\n".join(mends),
         others="、".join(others),
@@ -154,7 +164,9 @@ def _page(
 
 def _brief(links: str | None) -> str | None:
     """The links of a row, or where they are many, where they stand."""
-    if links and links.count("；") >= 3:
+    if not links:
+        return links
+    if links.count("；") >= 3:
         return "见上表"
     return links
 
@@ -172,9 +184,8 @@ def faults(root: Path, terms: proofread.Terms) -> Iterator[str]:
         rows_of_article = known.get(letter, {})
         for row, text in sentences_of_article.items():
             message = Message(text, text)
-            slips = [*proofread.slips(message), *proofread.terms_at_odds(terms, message)]
+            for slip in proofread.all_slips(terms, message):
+                yield f"{SENTENCES}: {row}: {slip}"
             is_row = row != "teaches"
             if is_row and row not in rows_of_article:
-                slips.append("no such row")
-            for slip in slips:
-                yield f"{SENTENCES}: {row}: {slip}"
+                yield f"{SENTENCES}: {row}: no such row"

@@ -18,9 +18,26 @@ from nbformat import NotebookNode
 
 BEGINS = re.compile(r"\s*(\||[-*] |1\. |<details>|#+ )")
 NUMBERED = re.compile(r"\s*\d+\. ")  # an item of a list only below an item; else just a number
-NO_PROSE = re.compile(r"`[^`]*`|<code>.*?</code>|<[^>]+>|\]\([^)]*\)|https?://\S+|&\w+;")
+NO_PROSE = re.compile(
+    r"""
+    `[^`]*`
+    | <code>.*?</code>
+    | <[^>]+>
+    | \]\([^)]*\)    # the target of a link
+    | https?://\S+
+    | &\w+;          # a sign that HTML gives a name
+    """,
+    re.VERBOSE,
+)
 TWO_LETTERS = re.compile(r"[A-Za-z]{2}")
-LINK = re.compile(r'(\]\(|href="|src=")(?!https?:|#|mailto:)([^)"#\s]+)')
+LINK = re.compile(
+    r"""
+    (\]\( | href=" | src=")       # stands before the target
+    (?!https?: | [#] | mailto:)   # which is neither elsewhere nor on this page
+    ([^)"#\s]+)                   # the target
+    """,
+    re.VERBOSE,
+)
 Id = str | tuple[str, str]  # a unit, or a message's forms for one and for many
 Entries = dict[str, Message]  # of a catalogue, by their keys
 ENGLISH = "english"  # the tag of a cell in which something has no translation yet
@@ -72,7 +89,8 @@ def key(unit: str) -> str:
 def prose(notebook: NotebookNode) -> list[str]:
     """Returns the units of a notebook that need a translation, each once."""
     texts = [cell.source for cell in notebook.cells if cell.cell_type == "markdown"]
-    return prose_of("\n\n".join(texts))
+    text = "\n\n".join(texts)
+    return prose_of(text)
 
 
 def prose_of(text: str) -> list[str]:
@@ -156,7 +174,8 @@ def _resembling(unit: str, unused: Entries) -> Message:
         return Message(unit)
     message = unused.pop(similar)
     message.flags.add("fuzzy")
-    message.user_comments = message.user_comments or [f"was: {similar}"]
+    if not message.user_comments:
+        message.user_comments = [f"was: {similar}"]
     return message
 
 
@@ -200,7 +219,11 @@ def as_far_as_known(text: str, known: Entries) -> str:
 
 def holds(message: Message | None) -> bool:
     """Whether there is a translation, of the English as it is now."""
-    return message is not None and bool(message.string) and not message.fuzzy
+    if message is None:
+        return False
+    if message.fuzzy:
+        return False
+    return bool(message.string)
 
 
 def translated(notebook: NotebookNode, known: Entries) -> NotebookNode:
@@ -218,12 +241,13 @@ def translated(notebook: NotebookNode, known: Entries) -> NotebookNode:
             missing += missing_here
             tags = cell.metadata.get("tags", [])
             cell.metadata["tags"] = [*tags, ENGLISH]
-    if missing:
-        note = PARTLY_ENGLISH.format(missing=missing)
-        if missing == len(prose(notebook)):
-            note = ALL_ENGLISH
-        first_cell = result.cells[0]
-        first_cell.source += f"\n\n{note}"
+    if not missing:
+        return result
+    note = PARTLY_ENGLISH.format(missing=missing)
+    if missing == len(prose(notebook)):
+        note = ALL_ENGLISH
+    first_cell = result.cells[0]
+    first_cell.source += f"\n\n{note}"
     return result
 
 

@@ -65,7 +65,8 @@ def document(original: Path, root: Path) -> str:
 
 def of_map(text: str, root: Path) -> str:
     """Returns a sentence of the course map in Chinese; in English where it has no translation."""
-    known = _known(root / "source/zh" / f"{MAP}.po")
+    catalogue = root / "source/zh" / f"{MAP}.po"
+    known = _known(catalogue)
     return catalogues.as_far_as_known(text, known)
 
 

@@ -58,9 +58,9 @@ def known(catalog: Catalog) -> catalogues.Entries:
         english = text_of(message.id)
         chinese = chinese_of(message)
         key = catalogues.key(english)
-        entries[key] = Message(
-            english, chinese, flags=message.flags, user_comments=message.user_comments
-        )
+        flags = message.flags
+        comments = message.user_comments
+        entries[key] = Message(english, chinese, flags=flags, user_comments=comments)
     return entries
 
 
@@ -115,11 +115,18 @@ def faults(root: Path) -> Iterator[str]:
             continue
         odd = _fields_of_one_language(message)
         if odd:
-            yield f"fields differ: {' '.join(odd)}: {start}"
-    path = root / COMPILED
-    is_current = path.exists() and path.read_bytes() == compiled(root)
-    if not is_current:
+            fields_listed = " ".join(odd)
+            yield f"fields differ: {fields_listed}: {start}"
+    if not _is_compiled(root):
         yield f"{COMPILED} is old: make zh"
+
+
+def _is_compiled(root: Path) -> bool:
+    """Whether the catalogue that is installed is what would be written now."""
+    path = root / COMPILED
+    if not path.exists():
+        return False
+    return path.read_bytes() == compiled(root)
 
 
 def _fields_of_one_language(message: Message) -> list[str]:

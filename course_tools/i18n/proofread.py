@@ -25,8 +25,14 @@ MARKS = {
 SHOWN = re.compile(rf"{CODE}|\]\([^)]*\)|<[^>]+>")
 Terms = dict[str, dict[str, Any]]  # by the English term
 HAN = "\u4e00-\u9fff"
-# Signs of half width next to a Chinese character, and a line end that would become a space.
-HALF_WIDTH = re.compile(rf"[{HAN}][,;?!(]|[{HAN}]:|[,;?!)][{HAN}]|[{HAN}]\n(?!<)[{HAN}]")
+HALF_WIDTH = re.compile(
+    rf"""
+    [{HAN}] [,;?!(:]            # a sign of half width after a Chinese character
+    | [,;?!)] [{HAN}]           # or before one
+    | [{HAN}] \n (?!<) [{HAN}]  # a line end that would become a space
+    """,
+    re.VERBOSE,
+)
 
 
 def faults(known: dict[str, Message], wanted: Iterable[str], terms: Terms) -> Iterator[str]:
@@ -40,11 +46,17 @@ def faults(known: dict[str, Message], wanted: Iterable[str], terms: Terms) -> It
         start = key(message.id)[:70]
         if message.fuzzy:
             yield f"changed in English, and nobody has looked: {start}"
-        elif message.string:
-            for slip in slips(message):
-                yield f"{slip}: {start}"
-            for slip in terms_at_odds(terms, message):
-                yield f"{slip}: {start}"
+            continue
+        if not message.string:
+            continue
+        for slip in all_slips(terms, message):
+            yield f"{slip}: {start}"
+
+
+def all_slips(terms: Terms, message: Message) -> Iterator[str]:
+    """Yields what a translation has lost or spoilt, and then its terms that are at odds."""
+    yield from slips(message)
+    yield from terms_at_odds(terms, message)
 
 
 def slips(message: Message) -> Iterator[str]:
@@ -52,7 +64,8 @@ def slips(message: Message) -> Iterator[str]:
     for name in MARKS:
         differences = _differences(name, message)
         if differences:
-            yield f"{name} differ: {' '.join(differences)}"
+            listed = " ".join(differences)
+            yield f"{name} differ: {listed}"
     without_code = SHOWN.sub("`", message.string)
     half_width = HALF_WIDTH.search(without_code)
     if half_width:
@@ -73,7 +86,10 @@ def _differences(name: str, message: Message) -> list[str]:
         added = Counter()
     if name == "links" and not lost:  # its readers may be led further
         added = Counter()
-    return [*lost, *(f"+{mark}" for mark in added)]
+    differences = list(lost)
+    for mark in added:
+        differences.append(f"+{mark}")
+    return differences
 
 
 def _marks(pattern: re.Pattern[str], text: str) -> Counter[str]:
@@ -81,7 +97,9 @@ def _marks(pattern: re.Pattern[str], text: str) -> Counter[str]:
     marks: Counter[str] = Counter()
     for match in pattern.finditer(key(text)):
         groups = match.groups(default="")
-        mark = "".join(groups) or match[0]
+        mark = "".join(groups)
+        if not mark:
+            mark = match[0]
         marks[mark] += 1
     return marks
 
@@ -107,12 +125,14 @@ def glossary(root: Path) -> Terms:
     terms = {}
     for term, wrong_words in stay_english.items():
         terms[term] = {"zh": term, "never": wrong_words, "loose": True}
-    return terms | written.get("terms", {})
+    terms.update(written.get("terms", {}))
+    return terms
 
 
 def terms_at_odds(terms: Terms, message: Message) -> Iterator[str]:
     """Yields the terms that a translation does not use as the glossary says."""
-    english = re.sub(CODE, "", key(message.id)).lower()
+    english = re.sub(CODE, "", key(message.id))
+    english = english.lower()
     chinese = re.sub(CODE, "", message.string)
     for term, entry in terms.items():
         right = entry["zh"]
@@ -120,13 +140,17 @@ def terms_at_odds(terms: Terms, message: Message) -> Iterator[str]:
         for wrong in wrong_words:
             if wrong in chinese:
                 yield f"{term} is {right}, not {wrong}"
-        if entry.get("loose") or not _is_used(term, english):
+        if entry.get("loose"):
             continue
-        right_words = [right, *entry.get("also", ())]
+        if not _is_used(term, english):
+            continue
+        also_right = entry.get("also", ())
+        right_words = [right, *also_right]
         if not any(word in chinese for word in right_words):
             yield f"{term} is {right}, which is missing"
 
 
 def _is_used(term: str, english: str) -> bool:
     """Whether a text has a term, in the singular or the plural."""
-    return re.search(rf"\b{re.escape(term)}s?\b", english) is not None
+    word = re.escape(term)
+    return re.search(rf"\b{word}s?\b", english) is not None

@@ -23,8 +23,13 @@ from course_tools.notebooks.course_map import Say
 from course_tools.texts import read_toml
 
 CATALOGUE = "source/zh/site.po"
-TEXTS = ("source/site/index.md", "source/site/start.md", "source/site/plan.md")
-TEXTS += ("exercises/README.md", "solutions/README.md")
+TEXTS = (
+    "source/site/index.md",
+    "source/site/start.md",
+    "source/site/plan.md",
+    "exercises/README.md",
+    "solutions/README.md",
+)
 SAYS = (  # files whose `say("...")` are translated
     "course_tools/notebooks/predictions.py",
     "course_tools/site/glossary.py",
@@ -36,12 +41,32 @@ SAYS = (  # files whose `say("...")` are translated
 )
 FILLED = re.compile(r"[A-Z]+")  # stands in a text for what the tools put there
 TITLE = re.compile(r"^(?::caption: (.+)|(.+) <[\w/]+>|(make lab.*))$", re.M)  # inside a fence
-LABEL = re.compile(r'(?<=>)([^<>$\n]*[a-z][^<>$\n]*?)(?=\s?<)|(?<=aria-label=")([^"$]+)')
+LABEL = re.compile(
+    r"""
+    (?<=>) ([^<>$\n]* [a-z] [^<>$\n]*?) (?=\s?<)  # words between two tags
+    | (?<=aria-label=") ([^"$]+)                  # or in an attribute, for who hears the page
+    """,
+    re.VERBOSE,
+)
+TO_A_TRANSLATION = re.compile(r"\[([^]]+)\]\((README|articles/\w)(?:\.zh)?\.md\)")
+TO_A_HEADING = re.compile(r"\(([\w./-]+\.ipynb)#([^)]+)\)")
 THEME = (  # words of Sphinx's theme and of MyST-NB that they themselves have in English only
-    *("Next", "Previous", "Home", "On this page", "Back to top", "Skip to content", "Made with "),
-    *("Copyright &#169; %(copyright)s", "Search", "Toggle site navigation sidebar"),
-    *("Toggle table of contents sidebar", "Toggle Light / Dark / Auto color theme"),
-    *("content", "source", "output", "outputs"),
+    "Next",
+    "Previous",
+    "Home",
+    "On this page",
+    "Back to top",
+    "Skip to content",
+    "Made with ",
+    "Copyright &#169; %(copyright)s",
+    "Search",
+    "Toggle site navigation sidebar",
+    "Toggle table of contents sidebar",
+    "Toggle Light / Dark / Auto color theme",
+    "content",
+    "source",
+    "output",
+    "outputs",
 )
 MARK = "> 本页尚未译成中文，以下为英文原文。"
 
@@ -66,7 +91,8 @@ def english() -> Tongue:
 @cache
 def in_chinese(root: Path = ROOT) -> Tongue:
     """Returns the language that is made of English and of catalogues."""
-    known = catalogues.words(catalogues.read(root / CATALOGUE))
+    site_catalogue = catalogue(root)
+    known = catalogues.words(site_catalogue)
     say = partial(catalogues.as_far_as_known, known=known)
     read = cache(partial(chinese.in_memory, root=root))
     document = partial(_in_chinese, root=root, say=say)
@@ -77,24 +103,27 @@ def _in_english(path: Path) -> str:
     """A document; its links to what is Chinese only lead there."""
     text = path.read_text(encoding="utf-8")
     link = r'<a href="zh/\2.html" hreflang="zh-CN">\1</a>'
-    return re.sub(r"\[([^]]+)\]\((README|articles/\w)(?:\.zh)?\.md\)", link, text)
+    return TO_A_TRANSLATION.sub(link, text)
 
 
 def _in_chinese(path: Path, root: Path, say: Say) -> str:
     """A document in Chinese, or in English with a mark; its links lead to pages in Chinese."""
-    place = path.relative_to(root).as_posix()
-    if place in chinese.DOCUMENTS.values():
-        text = chinese.document(path, root)
-    else:
-        text = path.read_text(encoding="utf-8")
-        if place in TEXTS:
-            text = say(text)
-        elif path.parent.name == "articles":
-            text = re.sub("链接通向英文版；.*", "", text)
-        else:
-            text = re.sub(r"\A(# .*\n)", rf"\1\n{MARK}\n", text)
+    text = _words_in_chinese(path, root, say)
     text = text.replace("](README.zh.md)", "](README.md)")
     return _to_headings(text, path.parent)
+
+
+def _words_in_chinese(path: Path, root: Path, say: Say) -> str:
+    """A document in Chinese, or in English with a mark; its links are as they are written."""
+    place = path.relative_to(root).as_posix()
+    if place in chinese.DOCUMENTS.values():
+        return chinese.document(path, root)
+    text = path.read_text(encoding="utf-8")
+    if place in TEXTS:
+        return say(text)
+    if path.parent.name == "articles":
+        return re.sub("链接通向英文版；.*", "", text)
+    return re.sub(r"\A(# .*\n)", rf"\1\n{MARK}\n", text)
 
 
 def _to_headings(text: str, folder: Path) -> str:
@@ -106,14 +135,16 @@ def _to_headings(text: str, folder: Path) -> str:
         anchor = _headings(path)[english_anchor]
         return f"({notebook}#{anchor})"
 
-    return re.sub(r"\(([\w./-]+\.ipynb)#([^)]+)\)", link, text)
+    return TO_A_HEADING.sub(link, text)
 
 
 @cache
 def _headings(path: Path) -> dict[str, str]:
     """The anchors of a notebook's headings in Chinese, by those in English."""
-    english_anchors = slugs(english().read(path))
-    chinese_anchors = slugs(in_chinese().read(path))
+    english_notebook = english().read(path)
+    chinese_notebook = in_chinese().read(path)
+    english_anchors = slugs(english_notebook)
+    chinese_anchors = slugs(chinese_notebook)
     return dict(zip(english_anchors, chinese_anchors, strict=True))
 
 
@@ -141,7 +172,8 @@ def sentences(root: Path) -> list[str]:
 def _of_documents(root: Path) -> Iterator[str]:
     """Yields what the documents of the site say, with the titles of their toctrees."""
     for name in TEXTS:
-        text = (root / name).read_text(encoding="utf-8")
+        path = root / name
+        text = path.read_text(encoding="utf-8")
         for unit in catalogues.prose_of(text):
             if not FILLED.fullmatch(unit):
                 yield unit
@@ -158,14 +190,17 @@ def _of_places(root: Path) -> Iterator[str]:
         yield place["text"]
     recordings = (site / "recordings").glob("*.json")
     for path in sorted(recordings):
-        recording = json.loads(path.read_text("utf-8"))
-        yield from filter(str.islower, recording["choices"])
+        text = path.read_text("utf-8")
+        recording = json.loads(text)
+        for choice in recording["choices"]:
+            if choice.islower():
+                yield choice
 
 
 def _of_tasks(root: Path) -> Iterator[str]:
     """Yields the tasks of the page with plans, and their hints."""
-    tasks = read_toml(root / "source/site/tasks.toml")["tasks"]
-    for task in tasks:
+    written = read_toml(root / "source/site/tasks.toml")
+    for task in written["tasks"]:
         yield task["text"]
         yield from task["hints"]
 
@@ -173,7 +208,8 @@ def _of_tasks(root: Path) -> Iterator[str]:
 def _of_frames(root: Path) -> Iterator[str]:
     """Yields the words of the frames around sliders."""
     for name in ("live.html", "plan.html"):
-        text = (root / "source/site" / name).read_text("utf-8")
+        path = root / "source/site" / name
+        text = path.read_text("utf-8")
         for groups in LABEL.findall(text):
             yield "".join(groups)
 
@@ -190,7 +226,11 @@ def _of_scripts(root: Path) -> Iterator[str]:
 
 def labelled(text: str, say: Say) -> str:
     """Returns a piece of HTML with its words in a language."""
-    return LABEL.sub(lambda match: say(match[0]), text)
+
+    def translated(match: re.Match[str]) -> str:
+        return say(match[0])
+
+    return LABEL.sub(translated, text)
 
 
 def titled(text: str, say: Say) -> str:
@@ -223,4 +263,5 @@ def for_scripts(tongue: Tongue, script: str) -> str:
         for message in catalogue():
             if message.id and message.string:
                 words[str(message.id)] = message.string
-    return script.replace("{}", json.dumps(words, ensure_ascii=False), 1)
+    written = json.dumps(words, ensure_ascii=False)
+    return script.replace("{}", written, 1)

@@ -34,6 +34,12 @@ from course_tools.notebooks import build
 from course_tools.notebooks.cells import BuildError
 from course_tools.texts import has_text
 
+HOW_TO_MEND = """
+to see them:   .venv/bin/python -m course_tools.i18n.zh --todo NAME
+to mend one:   edit source/zh/NAME.po; when it is right, take `#, fuzzy` away
+still right?   .venv/bin/python -m course_tools.i18n.zh --right "words of the English"
+"""
+
 
 class Source(NamedTuple):
     """An English text: a lesson, a lab, the challenge or a document; and its catalogue."""
@@ -49,11 +55,14 @@ class Source(NamedTuple):
             planned = build.plan(self.notebook)
             return catalogues.prose(planned)
         if self.name == messages.NAME:
-            return messages.prose(self.file.parent)
+            root = self.file.parent
+            return messages.prose(root)
         if self.name == chinese.MAP:
-            return chinese.sentences_of_map(self.file.parents[1])
+            root = self.file.parents[1]
+            return chinese.sentences_of_map(root)
         if self.name == "site":
-            return site_languages.sentences(self.file.parents[2])
+            root = self.file.parents[2]
+            return site_languages.sentences(root)
         text = self.file.read_text(encoding="utf-8")
         return catalogues.prose_of(text)
 
@@ -68,10 +77,12 @@ class Source(NamedTuple):
         """Writes the catalogue as the English is now."""
         catalog = catalogues.read(self.catalogue)
         if self.name == messages.NAME:
-            ids = messages.ids(self.file.parent)
+            root = self.file.parent
+            ids = messages.ids(root)
             catalog = messages.take_up(catalog, ids)
         else:
-            catalog = catalogues.take_up(catalog, self.prose())
+            units = self.prose()
+            catalog = catalogues.take_up(catalog, units)
         self.write(catalog)
 
     def write(self, catalog: Catalog) -> None:
@@ -89,18 +100,21 @@ def sources(root: Path, names: Iterable[str] = ()) -> list[Source]:
         BuildError: Nothing has such a name.
     """
     known = list(_all_sources(root))
-    chosen, unknown = set(), []
+    known_names = [source.name for source in known]
+    chosen_names: set[str] = set()
+    unknown = []
     for start in names:
-        matching = [source.name for source in known if _begins(source.name, start)]
-        chosen.update(matching)
+        matching = [name for name in known_names if _begins(name, start)]
+        chosen_names.update(matching)
         if not matching:
             unknown.append(start)
     if unknown:
-        there_are = ", ".join(source.name for source in known)
-        raise BuildError(f"nothing is called {', '.join(unknown)}; there are: {there_are}")
-    if not chosen:
+        not_there = ", ".join(unknown)
+        there_are = ", ".join(known_names)
+        raise BuildError(f"nothing is called {not_there}; there are: {there_are}")
+    if not chosen_names:
         return known
-    return [source for source in known if source.name in chosen]
+    return [source for source in known if source.name in chosen_names]
 
 
 def _all_sources(root: Path) -> Iterator[Source]:
@@ -113,10 +127,11 @@ def _all_sources(root: Path) -> Iterator[Source]:
         name = place.with_suffix("").as_posix()
         catalogue = catalogue_folder / f"{name}.po"
         yield Source(name, target.source, catalogue, target)
-    documents = {name: root / file for name, file in chinese.DOCUMENTS.items()}
-    documents[messages.NAME] = root / "course_utils"
-    documents["site"] = root / "source/site/index.md"
-    for name, file in documents.items():
+    documents = dict(chinese.DOCUMENTS)
+    documents[messages.NAME] = "course_utils"
+    documents["site"] = "source/site/index.md"
+    for name, place in documents.items():
+        file = root / place
         if file.exists():
             catalogue = catalogue_folder / f"{name}.po"
             yield Source(name, file, catalogue, notebook=None)
@@ -124,8 +139,10 @@ def _all_sources(root: Path) -> Iterator[Source]:
 
 def _begins(name: str, start: str) -> bool:
     """Whether a name begins so, with its folder or without."""
-    _, _, name_in_folder = name.partition("/")
-    return name.startswith(start) or name_in_folder.startswith(start)
+    if name.startswith(start):
+        return True
+    _folder, _slash, name_in_folder = name.partition("/")
+    return name_in_folder.startswith(start)
 
 
 def edition(root: Path) -> Iterator[tuple[Path, str]]:
@@ -134,23 +151,27 @@ def edition(root: Path) -> Iterator[tuple[Path, str]]:
     for target in build.targets(root):
         if target.built.exists():
             notebooks.append(target.built)
-    documents = [root / file for file in chinese.DOCUMENTS.values()]
+    documents = []
+    for place in chinese.DOCUMENTS.values():
+        documents.append(root / place)
     translations = set()
     for path in notebooks + documents:
         place = path.relative_to(root)
         translations.add(place.as_posix())
     for path in notebooks:
+        target = _in_its_folder(path)
         text = _notebook_text(path, root, translations)
-        yield _in_its_folder(path), text
+        yield target, text
     for path in documents:
         if not path.exists():
             continue
         text = chinese.document(path, root)
         if path.parent == root:
-            yield root / "README.zh.md", text
+            target = root / "README.zh.md"
         else:
+            target = _in_its_folder(path)
             text = catalogues.deeper(text, path.parent.name, translations)
-            yield _in_its_folder(path), text
+        yield target, text
     yield from articles.pages(root)
 
 
@@ -180,7 +201,8 @@ def update(root: Path, names: list[str]) -> None:
 def check(root: Path) -> int:
     """Prints what is translated and what is not in order; returns the exit status."""
     terms = proofread.glossary(root)
-    shares, problems = [], []
+    shares = []
+    problems = []
     for source in sources(root):
         percent = 0
         if source.catalogue.exists():
@@ -191,9 +213,9 @@ def check(root: Path) -> int:
             if source.name == messages.NAME:
                 faults += messages.faults(root)
             place = source.catalogue.relative_to(root)
-            problems += [f"{place}: {fault}" for fault in faults]
-        number, _, _ = source.name.partition("_")
-        label = number if "/" in number else source.name
+            for fault in faults:
+                problems.append(f"{place}: {fault}")
+        label = _label(source.name)
         shares.append(f"{label} {percent} %")
     problems += articles.faults(root, terms)
     problems += old_files(root)
@@ -202,11 +224,16 @@ def check(root: Path) -> int:
         print("every translation is of the English as it is now")
         return 0
     print("\n".join(problems))
-    command = ".venv/bin/python -m course_tools.i18n.zh"
-    print(f"\nto see them:   {command} --todo NAME")
-    print("to mend one:   edit source/zh/NAME.po; when it is right, take `#, fuzzy` away")
-    print(f'still right?   {command} --right "words of the English"')
+    print(HOW_TO_MEND, end="")
     return 1
+
+
+def _label(name: str) -> str:
+    """A source's name in short: of a lesson or a lab its folder and number."""
+    number, _, _ = name.partition("_")
+    if "/" in number:
+        return number
+    return name
 
 
 def share(known: dict[str, Message], units: list[str]) -> int:
@@ -241,10 +268,13 @@ def todo(root: Path, names: list[str]) -> None:
             key = catalogues.key(unit)
             message = known.get(key)
             if not message or not message.string:
-                print(f"--- {source.name}: no translation\n{unit}\n")
+                print(f"--- {source.name}: no translation")
+                print(unit, end="\n\n")
             elif message.fuzzy:
-                changes = _changes(message, unit)
-                print(f"--- {source.name}: changed\n{unit}\n{changes}\n{message.string}\n")
+                print(f"--- {source.name}: changed")
+                print(unit)
+                print(_changes(message, unit))
+                print(message.string, end="\n\n")
 
 
 def _changes(message: Message, unit: str) -> str:
@@ -261,9 +291,11 @@ def _changes(message: Message, unit: str) -> str:
 
 def right(root: Path, text: str) -> int:
     """Marks the one changed translation whose English has these words as looked at."""
-    matching = list(_changed_with(root, catalogues.key(text)))
-    if len(matching) != 1:
-        print(f"{len(matching)} changed paragraphs have these words, not one", file=sys.stderr)
+    words = catalogues.key(text)
+    matching = list(_changed_with(root, words))
+    count = len(matching)
+    if count != 1:
+        print(f"{count} changed paragraphs have these words, not one", file=sys.stderr)
         return 1
     source, message = matching[0]
     catalog = catalogues.read(source.catalogue)

@@ -12,7 +12,7 @@ import json
 import math
 import operator
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,10 @@ def read(path: Path) -> list[Event]:
     """Returns the events of a trace that last, in the order of their starts, outer before inner."""
     text = gzip.decompress(path.read_bytes())
     trace = json.loads(text)
-    lasting = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
+    lasting = []
+    for event in trace["traceEvents"]:
+        if event.get("ph") == "X":
+            lasting.append(event)
 
     def outer_before_inner(event: Event) -> tuple[float, float]:
         return event["ts"], -event["dur"]
@@ -49,7 +52,10 @@ def read(path: Path) -> list[Event]:
 
 def rows(events: list[Event], kept: slice) -> Iterator[Row]:
     """Yields the rows of a trace, for those of its steps that are kept."""
-    all_steps = [event for event in events if event["name"].startswith("ProfilerStep")]
+    all_steps = []
+    for event in events:
+        if event["name"].startswith("ProfilerStep"):
+            all_steps.append(event)
     steps = all_steps[kept]
     first_step = steps[0]
     last_step = steps[-1]
@@ -59,11 +65,6 @@ def rows(events: list[Event], kept: slice) -> Iterator[Row]:
     launched = _by_correlation(events)
     launching_threads = _threads_that_launch(calls, launched)
     bytes_moved = sizes(calls, launched)
-
-    def row(kind: str, name: str, event: Event, lane: str, count: int = 0, launch: int = 0) -> Row:
-        start_us = round(event["ts"] - begin_us, 1)
-        duration_us = round(event["dur"], 1)
-        return Row(kind, name.strip(), lane, start_us, duration_us, count, launch)
 
     number = 0
     for call in calls:
@@ -76,26 +77,45 @@ def rows(events: list[Event], kept: slice) -> Iterator[Row]:
         work = _launched_by(call, launched)
         name = short(call["name"])
         if call in steps:
-            yield row("step", "step", call, lane)
+            yield _row("step", "step", call, lane, begin_us)
         elif work:
             number += 1
-            yield row("launch", name, call, lane, launch=number)
-            args = work["args"]
-            stream = f"stream {args['stream']}"
-            count = bytes_moved.get(args["correlation"], args.get("bytes", 0))
-            yield row(_kind(work), short(work["name"]), work, stream, count, number)
+            row = _row("launch", name, call, lane, begin_us)
+            yield row._replace(launch=number)
+            row = _row_of_work(work, bytes_moved, begin_us)
+            yield row._replace(launch=number)
         elif _is_kept_on_the_host(call):
-            collective = call["args"].get("Collective name", "")
-            yield row("host", f"{name} {collective}", call, lane)
+            args = call["args"]
+            collective = args.get("Collective name", "")
+            yield _row("host", f"{name} {collective}", call, lane, begin_us)
+
+
+def _row(kind: str, name: str, event: Event, lane: str, begin_us: float) -> Row:
+    """An event's row, as if it moved no bytes and had nothing to do with a launch."""
+    start_us = round(event["ts"] - begin_us, 1)
+    duration_us = round(event["dur"], 1)
+    return Row(kind, name.strip(), lane, start_us, duration_us, bytes=0, launch=0)
+
+
+def _row_of_work(work: Event, bytes_moved: dict[int, int], begin_us: float) -> Row:
+    """The row of what a device does, without the number of its launch."""
+    args = work["args"]
+    correlation = args["correlation"]
+    stream = args["stream"]
+    kind = _kind(work)
+    name = short(work["name"])
+    row = _row(kind, name, work, f"stream {stream}", begin_us)
+    bytes_copied = args.get("bytes", 0)
+    count = bytes_moved.get(correlation, bytes_copied)
+    return row._replace(bytes=count)
 
 
 def _calls_between(events: list[Event], begin_us: float, end_us: float) -> list[Event]:
     """The calls and annotations of the host that begin in these steps."""
     calls = []
     for event in events:
-        is_call = event["cat"].startswith(ON_THE_HOST)
         is_in_time = begin_us <= event["ts"] < end_us
-        if is_call and is_in_time:
+        if is_in_time and event["cat"].startswith(ON_THE_HOST):
             calls.append(event)
     return calls
 
@@ -105,14 +125,16 @@ def _by_correlation(events: list[Event]) -> Launched:
     launched = {}
     for event in events:
         if event["cat"] in DEVICE:
-            correlation = event["args"]["correlation"]
+            args = event["args"]
+            correlation = args["correlation"]
             launched[correlation] = event
     return launched
 
 
 def _launched_by(call: Event, launched: Launched) -> Event | None:
     """What a call has launched, if anything."""
-    correlation = call["args"].get("correlation")
+    args = call["args"]
+    correlation = args.get("correlation")
     return launched.get(correlation)
 
 
@@ -121,7 +143,8 @@ def _threads_that_launch(calls: list[Event], launched: Launched) -> set[int]:
     threads = set()
     for call in calls:
         if _launched_by(call, launched):
-            threads.add(call["tid"])
+            thread = call["tid"]
+            threads.add(thread)
     return threads
 
 
@@ -136,7 +159,8 @@ def _is_kept_on_the_host(call: Event) -> bool:
     """Whether a call that launches nothing is kept: an operator, or a call of CUDA that waits."""
     if call["cat"] != "cuda_runtime":
         return True
-    return any(wait in call["name"] for wait in WAITS)
+    name = call["name"]
+    return any(wait in name for wait in WAITS)
 
 
 def short(name: str) -> str:
@@ -162,7 +186,8 @@ def sizes(calls: list[Event], launched: Launched) -> dict[int, int]:
         name = call["name"]
         work = _launched_by(call, launched)
         if name.startswith("nccl:"):
-            bytes_of_call[thread] = _bytes_of_inputs(call["args"])
+            args = call["args"]
+            bytes_of_call[thread] = _bytes_of_inputs(args)
         elif work and work["name"].startswith("nccl"):
             kernel = work["args"]
             size = _bytes_that_kernel_says(kernel)
@@ -175,7 +200,8 @@ def sizes(calls: list[Event], launched: Launched) -> dict[int, int]:
         elif name == "aten::clone":
             bytes_copied.pop(thread, None)
         elif work and "DtoD" in work["name"]:
-            bytes_copied[thread] = work["args"]["bytes"]
+            args = work["args"]
+            bytes_copied[thread] = args["bytes"]
     return bytes_of_kernel
 
 
@@ -183,8 +209,8 @@ def _bytes_that_kernel_says(kernel: dict[str, Any]) -> int | None:
     """What an NCCL kernel brings, or None if the profiler did not note it."""
     if "dtype" not in kernel:
         return None
-    item_bytes = dtype_bytes(kernel["dtype"])
-    return kernel["In msg nelems"] * item_bytes
+    type_name = kernel["dtype"].lower()
+    return kernel["In msg nelems"] * ITEM_BYTES[type_name]
 
 
 def _bytes_of_inputs(args: dict[str, Any]) -> int | None:
@@ -196,36 +222,33 @@ def _bytes_of_inputs(args: dict[str, Any]) -> int | None:
     total = 0
     for shape, type_name in zip(shapes, types, strict=True):
         count = math.prod(shape)
-        total += count * ITEM_BYTES[type_name]
+        item_bytes = ITEM_BYTES[type_name]
+        total += count * item_bytes
     return total
-
-
-def dtype_bytes(name: str) -> int:
-    """Returns the bytes of a number, by the profiler's name of its type."""
-    return ITEM_BYTES[name.lower()]
 
 
 def packed(rows_to_pack: Iterable[Row]) -> bytes:
     """Returns rows as the compressed columns that `recording` reads."""
-    in_order = sorted(rows_to_pack, key=lambda row: row.start_us)
-    kinds = [row.kind for row in in_order]
-    names = [row.name for row in in_order]
-    lanes = [row.lane for row in in_order]
-    starts = [_tenths(row.start_us) for row in in_order]
+    in_order = sorted(rows_to_pack, key=operator.attrgetter("start_us"))
+    kinds, names, lanes, starts_us, durations_us, sizes, launches = zip(*in_order, strict=True)
+    starts = list(map(_tenths, starts_us))
     starts_before = [0, *starts[:-1]]
+    different_names = _each_once(names)
+    different_lanes = _each_once(lanes)
     columns = {
         "words": [
-            _numbered(kinds, list(KINDS)),
-            _numbered(names, _each_once(names)),
-            _numbered(lanes, _each_once(lanes)),
+            _numbered(kinds, KINDS),
+            _numbered(names, different_names),
+            _numbered(lanes, different_lanes),
         ],
         "after": list(map(operator.sub, starts, starts_before)),
-        "took": [_tenths(row.us) for row in in_order],
-        "bytes": [row.bytes for row in in_order],
-        "launch": [row.launch for row in in_order],
+        "took": list(map(_tenths, durations_us)),
+        "bytes": sizes,
+        "launch": launches,
     }
     text = json.dumps(columns, separators=(",", ":"))
-    return gzip.compress(text.encode(), mtime=0)
+    encoded = text.encode()
+    return gzip.compress(encoded, mtime=0)
 
 
 def _tenths(time_us: float) -> int:
@@ -233,15 +256,15 @@ def _tenths(time_us: float) -> int:
     return round(time_us * 10)
 
 
-def _each_once(column: list[str]) -> list[str]:
+def _each_once(column: Sequence[str]) -> tuple[str, ...]:
     """The different words of a column, in the order of their first rows."""
-    return list(dict.fromkeys(column))
+    return tuple(dict.fromkeys(column))
 
 
-def _numbered(column: list[str], words: list[str]) -> list[list]:
+def _numbered(column: Sequence[str], words: Sequence[str]) -> tuple:
     """A column as these words, and the number of each row's word."""
-    numbers = [words.index(word) for word in column]
-    return [words, numbers]
+    numbers = list(map(words.index, column))
+    return words, numbers
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -73,8 +73,15 @@ def with_printers_quotes(part: str) -> str:
     encoded = part.encode()
     cut = encoded[:PART_BYTES]
     part = cut.decode("utf-8", "ignore")  # not half a sign at its end
-    missing_bytes = PART_BYTES - len(part.encode())
-    return part + " " * missing_bytes
+    bytes_kept = len(part.encode())
+    padding = " " * (PART_BYTES - bytes_kept)
+    return part + padding
+
+
+def seeming_start_s(day: int) -> float:
+    """When the night of a day seems to begin; Monday's is day 0."""
+    start = MONDAY + timedelta(days=day)
+    return start.timestamp()
 
 
 Agents = list[subprocess.Popen]
@@ -89,8 +96,7 @@ class Night:
         self.number = number
         self.delivery = delivery
         self.begun = time.time()
-        shown = MONDAY + timedelta(days=day)  # when it seems to begin
-        self.moved_s = shown.timestamp() - self.begun
+        self.moved_s = seeming_start_s(day) - self.begun
         folder = tempfile.mkdtemp(dir=disk)
         self.folder = Path(folder)
         self.scheduler_log = disk / "scheduler.log"
@@ -99,16 +105,18 @@ class Night:
     def run(self, script: Path, epochs: int, during: During | None = None) -> None:
         """Starts an agent for each node, and waits for both; `during` interferes with them."""
         self.say("starts on node-a, node-b")
-        agents = [self.start(script, epochs, node_rank) for node_rank in range(2)]
+        agent_of_a = self.start(script, epochs, node_rank=0)
+        agent_of_b = self.start(script, epochs, node_rank=1)
+        agents = [agent_of_a, agent_of_b]
         if during:
             during(self, agents)
         try:
-            codes = [agent.wait(timeout=120) for agent in agents]
+            code_of_a = agent_of_a.wait(timeout=120)
+            code_of_b = agent_of_b.wait(timeout=120)
         finally:
             for agent in agents:
                 agent.kill()
         if not during:
-            code_of_a, code_of_b = codes
             self.say(f"ends; exit codes: node-a {code_of_a}, node-b {code_of_b}")
 
     def start(self, script: Path, epochs: int, node_rank: int) -> subprocess.Popen:
@@ -119,11 +127,22 @@ class Night:
         port = 25_000 + self.number
         delivery = self.disk / self.delivery
         checkpoint = self.disk / "checkpoint.pt"
-        command = [sys.executable, "-m", "torch.distributed.run"]
-        command += ["--nnodes=2", "--nproc-per-node=2", f"--node-rank={node_rank}"]
-        command += ["--master-addr=127.0.0.1", f"--master-port={port}"]
-        command += ["--log-dir=logs", "--redirects=3", "train.py"]
-        command += [str(delivery), str(checkpoint), str(epochs)]
+        command = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--nnodes=2",
+            "--nproc-per-node=2",
+            f"--node-rank={node_rank}",
+            "--master-addr=127.0.0.1",
+            f"--master-port={port}",
+            "--log-dir=logs",
+            "--redirects=3",
+            "train.py",
+            str(delivery),
+            str(checkpoint),
+            str(epochs),
+        ]
         environment = os.environ | ENVIRONMENT
         with open(node / "torchrun.txt", "w") as log:
             return subprocess.Popen(command, cwd=node, env=environment, stdout=log, stderr=log)
@@ -135,7 +154,7 @@ class Night:
     def say(self, words: str) -> None:
         """Writes a line into the scheduler's log."""
         now = self.seems(time.time())
-        date = to_milliseconds(f"{now:%a %Y-%m-%d %H:%M:%S.%f}")
+        date = to_milliseconds(now, "%a %Y-%m-%d %H:%M:%S.%f")
         with open(self.scheduler_log, "a") as log:
             log.write(f"{date} job {self.number} {words}\n")
 
@@ -152,10 +171,12 @@ class Night:
             data = source.read_bytes()
             if not data:
                 continue
-            node = source.relative_to(self.folder).parts[0]
+            place = source.relative_to(self.folder)
+            node = place.parts[0]
             target_folder = where / node
-            if source.parent.name.isdigit():  # the local rank
-                target_folder /= source.parent.name
+            name_of_folder = source.parent.name
+            if name_of_folder.isdigit():  # the local rank
+                target_folder /= name_of_folder
             target_folder.mkdir(parents=True, exist_ok=True)
             if is_dump:
                 scrubbed = self.dump(data, node)
@@ -167,7 +188,8 @@ class Night:
     def text(self, data: bytes, node: str) -> bytes:
         """Scrubs a log or an error file."""
         text = data.decode()
-        text = text.replace(f"{self.folder / node}/", "")
+        folder_of_node = self.folder / node
+        text = text.replace(f"{folder_of_node}/", "")
         text = FOLDER_OF_PYTHON.sub("", text)
         text = HOST.sub(rf"\1{node}", text)
         text = text.replace(f"{self.disk}/", "")
@@ -190,12 +212,13 @@ class Night:
 
         def moved_log_date(match: re.Match) -> str:
             moved = self._later(f"2026 {match[0]}", "%Y %m%d %H:%M:%S")
-            _year, _, date = moved.partition(" ")
+            _year, _space, date = moved.partition(" ")
             return date
 
         def moved_timestamp(match: re.Match) -> str:
-            seconds = int(match[0]) + self.moved_s
-            return str(int(seconds))
+            written = int(match[0])
+            moved = int(written + self.moved_s)
+            return str(moved)
 
         text = DATE.sub(moved_date, text)
         text = DATE_OF_LOG.sub(moved_log_date, text)
@@ -216,30 +239,37 @@ class Night:
     def _cleaned(self, value: Any, node: str, name: str = "") -> Any:
         """A value of a dump, scrubbed with all that is in it; times have a name in `_ns`."""
         if isinstance(value, dict):
-            return {key: self._cleaned(item, node, key) for key, item in value.items()}
+            cleaned = {}
+            for key, item in value.items():
+                cleaned[key] = self._cleaned(item, node, key)
+            return cleaned
         if isinstance(value, list):
             return [self._cleaned(item, node) for item in value]
         if isinstance(value, str):
-            scrubbed = self.text(value.encode(), node)
+            encoded = value.encode()
+            scrubbed = self.text(encoded, node)
             return scrubbed.decode()
         is_time = isinstance(value, int) and name.endswith("_ns")
         if is_time and value:  # 0 stands for no time
-            moved_ns = round(self.moved_s) * 10**9
-            return value + moved_ns
+            moved_s = round(self.moved_s)
+            return value + moved_s * 10**9
         return value
 
 
-def to_milliseconds(date: str) -> str:
-    """A date that is written to the microsecond, without the last three digits."""
-    return date[:-3]
+def to_milliseconds(date: datetime, pattern: str) -> str:
+    """A date written by a pattern that ends in microseconds, without the last three digits."""
+    written = date.strftime(pattern)
+    return written[:-3]
 
 
 def children(pid: int) -> Iterator[int]:
     """All processes below one, itself last."""
     of_main_thread = Path(f"/proc/{pid}/task/{pid}/children")
     with suppress(OSError):
-        for child in of_main_thread.read_text().split():
-            yield from children(int(child))
+        text = of_main_thread.read_text()
+        for child in text.split():
+            child_pid = int(child)
+            yield from children(child_pid)
     yield pid
 
 
@@ -249,7 +279,8 @@ def preempt(night: Night, checkpoint: Path, agents: Agents) -> None:
     while len(everybody) < 6:  # the ranks, and their agents
         everybody = []
         for agent in agents:
-            everybody += children(agent.pid)
+            family = children(agent.pid)
+            everybody.extend(family)
     complete_bytes = checkpoint.stat().st_size
     written_bytes = 0
     while not 0 < written_bytes < complete_bytes:
@@ -266,9 +297,10 @@ def listing(night: Night, where: Path) -> None:
     checkpoints = night.disk.glob("*.pt")
     for path in sorted(checkpoints):
         status = path.stat()
+        size = status.st_size
         changed = night.seems(status.st_mtime)
-        date = to_milliseconds(f"{changed:%b %d %H:%M:%S.%f}")
-        text += f"{status.st_size:>7} {date} {path.name}\n"
+        date = to_milliseconds(changed, "%b %d %H:%M:%S.%f")
+        text += f"{size:>7} {date} {path.name}\n"
     where.write_text(text)
 
 
@@ -283,7 +315,9 @@ def week(disk: Path) -> None:
     monday = INCIDENT / "monday/train.py"
     tuesday = INCIDENT / "tuesday/train.py"
     thursday = INCIDENT / "thursday/train.py"
-    texts = {path: path.read_text() for path in (monday, tuesday, thursday)}
+    texts = {}
+    for script in (monday, tuesday, thursday):
+        texts[script] = script.read_text()
 
     sunday = Night(disk, -1, 4710, "last-week")
     run_and_keep(sunday, monday, 2, "sunday")
@@ -326,8 +360,7 @@ def wednesday(disk: Path, script: Path, sunday: Night) -> None:
     again.run(script, 6)
     again.keep(INCIDENT / "wednesday")
     backup = disk / "backup-of-sunday.pt"
-    shown = MONDAY + timedelta(days=2)
-    sunday_to_wednesday_s = sunday.moved_s - shown.timestamp()
+    sunday_to_wednesday_s = sunday.moved_s - seeming_start_s(2)
     saved_s = backup.stat().st_mtime + sunday_to_wednesday_s + killed.begun
     os.utime(backup, (saved_s, saved_s))  # Sunday, as seen from Wednesday
     listing(killed, INCIDENT / "wednesday/ls.txt")
@@ -342,10 +375,11 @@ def run_and_keep(
     metrics = night.folder / "node-a/metrics.csv"
     if metrics.exists():
         begun = night.seems(night.begun)
-        lines = metrics.read_text().splitlines()
+        day = begun.strftime("%a")
+        text = metrics.read_text()
         with open(night.disk / "metrics.csv", "a") as all_nights:
-            for line in lines:
-                all_nights.write(f"{begun:%a},{line}\n")
+            for line in text.splitlines():
+                all_nights.write(f"{day},{line}\n")
         metrics.unlink()
     if keep_as:
         night.keep(INCIDENT / keep_as)

@@ -375,20 +375,26 @@ def problems(known: Modules, root: Path = ROOT) -> list[str]:
 
 def picture(known: Modules) -> str:
     """Rooms with their files and nodes, and below which rooms they stand."""
-    rows = [f"{'room':22}  files  nodes  imports"]
+    head = "room".ljust(22)
+    rows = [f"{head}  files  nodes  imports"]
     graph = between_rooms(known)
     files, sizes = files_and_sizes(known)
     names = dict.fromkeys([*ALLOWED, *graph, PACKAGE])
     for name in names:
-        imports = ", ".join(sorted(graph[name]))
-        row = f"{name:22}  {files[name]:5}  {sizes[name]:5}  {imports}"
+        count = files[name]
+        size = sizes[name]
+        imported_rooms = sorted(graph[name])
+        imports = ", ".join(imported_rooms)
+        row = f"{name:22}  {count:5}  {size:5}  {imports}"
         rows.append(row.rstrip())
     material = list((ROOT / MATERIAL).rglob("*.py"))
+    count = len(material)
     size = sum(map(nodes, material))
-    rows.append(f"beside them, {MATERIAL}: {len(material)} files, {size} nodes")
+    rows.append(f"beside them, {MATERIAL}: {count} files, {size} nodes")
     public_names = public(known)
+    count = len(public_names)
     listed = ", ".join(public_names)
-    rows.append(f"{len(public_names)} public names: {listed}")
+    rows.append(f"{count} public names: {listed}")
     return "\n".join(rows)
 
 

@@ -122,7 +122,8 @@ def docstring_lines(tree: ast.AST) -> set[int]:
             continue
         docstring = node.body[0]
         end = docstring.end_lineno + 1
-        numbers.update(range(docstring.lineno, end))
+        docstring_numbers = range(docstring.lineno, end)
+        numbers.update(docstring_numbers)
     return numbers
 
 
@@ -186,16 +187,18 @@ def densest_functions(folder: Path) -> list[tuple[float, str]]:
     functions = []
     for path in sorted(folder.rglob("*.py")):
         place = path.relative_to(folder.parent)
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+        source = path.read_text(encoding="utf-8")
+        tree = ast.parse(source)
         for node in ast.walk(tree):
             if not isinstance(node, FUNCTION):
                 continue
             lines = node.end_lineno - node.lineno + 1
             if lines < SHORTEST_FUNCTION_TO_LIST:
                 continue
-            nodes = len(list(syntax_nodes(node)))
-            row = (nodes / lines, f"{place}:{node.lineno} {node.name}")
-            functions.append(row)
+            nodes = list(syntax_nodes(node))
+            nodes_per_line = len(nodes) / lines
+            name = f"{place}:{node.lineno} {node.name}"
+            functions.append((nodes_per_line, name))
     return sorted(functions, reverse=True)
 
 
@@ -214,15 +217,15 @@ def problems(root: Path = ROOT) -> Iterator[str]:
 
 def rows(packages: Iterable[str], root: Path = ROOT) -> Iterator[str]:
     """A line of text for each package."""
-    yield f"{'':24}{'lines':>8}{'nodes':>8}{'a line':>8}{'walrus':>8}{'folded':>8}{'vague %':>9}"
+    form = "{:24}{:>8}{:>8}{:>8}{:>8}{:>8}{:>9}"
+    yield form.format("", "lines", "nodes", "a line", "walrus", "folded", "vague %")
     for package in packages:
         total = count_package(root / package)
-        counted = f"{total.lines:8}{total.nodes:8}"
-        dense = f"{total.nodes_per_line:8.1f}"
-        walruses = f"{total.walruses_per_1000_lines:8.1f}"
-        foldings = f"{total.foldings_per_100_lines:8.1f}"
-        vague = f"{total.vague_percent:9.1f}"
-        yield f"{package:24}{counted}{dense}{walruses}{foldings}{vague}"
+        figures = []
+        for field in fields(Limit):
+            figure = getattr(total, field.name)
+            figures.append(f"{figure:.1f}")
+        yield form.format(package, total.lines, total.nodes, *figures)
 
 
 def main() -> None:

@@ -27,7 +27,8 @@ EXTRAS = {"10_keras": "keras"}  # what `make test` installs for a lab, and `make
 def _installed_labs() -> list[str]:
     """The labs whose packages are installed."""
     slugs = []
-    for path in sorted((ROOT / "source/labs").glob("[0-9]*_*.py")):
+    paths = (ROOT / "source/labs").glob("[0-9]*_*.py")
+    for path in sorted(paths):
         package = EXTRAS.get(path.stem, "torch")
         if importlib.util.find_spec(package):
             slugs.append(path.stem)
@@ -36,12 +37,15 @@ def _installed_labs() -> list[str]:
 
 SLUGS = _installed_labs()
 CHECK = importlib.import_module("course_checks.check")
-SIZES = inspect.signature(course_utils.check).parameters["world_sizes"].default
+_ARGUMENTS_OF_CHECK = inspect.signature(course_utils.check).parameters
+SIZES = _ARGUMENTS_OF_CHECK["world_sizes"].default
 HUNG = {"timeout": 1.0}  # long enough to hang; who only needs longer gets it
 SLOW = (  # in its report
-    "only needed longer", "perhaps nothing hangs", "No call is seen to lack",
+    "only needed longer",
+    "perhaps nothing hangs",
+    "No call is seen to lack",
     "outside of your code",
-)  # fmt: skip
+)
 
 
 class Exercise(NamedTuple):
@@ -55,7 +59,11 @@ def sources(path: Path, cut: bool = False) -> list[str]:
     """The code cells of a lab."""
     target = build.Target(path, ROOT, cut)
     notebook = build.plan(target)
-    return [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+    code = []
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            code.append(cell.source)
+    return code
 
 
 def sizes(options: Options) -> list[int]:
@@ -73,7 +81,8 @@ def cheapest_first(options: Options) -> Iterator[Options]:
     cases = options.get("cases", CASES)
     all_sizes = sizes(options)
     if len(cases) > 1 and not isinstance(cases[0], Case):
-        last_case = {"world_sizes": all_sizes[:1], "cases": cases[-1:], "require": ()}
+        first_size = all_sizes[:1]
+        last_case = {"world_sizes": first_size, "cases": cases[-1:], "require": ()}
         yield options | last_case
     for size in all_sizes:
         one_size = {"world_sizes": (size,)}

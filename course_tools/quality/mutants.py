@@ -32,7 +32,10 @@ from course_tools.quality.mutations import Mutant, mutants
 from course_utils import check
 
 EQUIVALENT = ROOT / "tests/labs/equivalent.toml"
-KILLED, SAME, SURVIVES, RAISED = "killed", "equivalent", "surviving", "raised"
+KILLED = "killed"
+SAME = "equivalent"
+SURVIVES = "surviving"
+RAISED = "raised"
 Exercises = dict[int, str]  # by the number of each cell, the name of its exercise
 Mutants = dict[int, list[Mutant]]  # by the number of their cell
 MOST_S = 180.0  # for one mutant; what is not done by then hangs where check has no say
@@ -65,13 +68,14 @@ def tried(path: Path, known: dict[str, dict[str, str]], choice: Choice) -> Itera
         wanted = _wanted(lab.cells, exercise_of, choice)
         lab.begin()
         for number, cell in enumerate(lab.cells):
+            following = lab.cells[number + 1 :]
             for mutant in wanted.pop(number, ()):
                 exercise = exercise_of[number]
                 change = mutant.change
-                if change in known.get(exercise, {}):
+                equivalent = known.get(exercise, {})
+                if change in equivalent:
                     yield Tried(exercise, change, SAME)
                     continue
-                following = lab.cells[number + 1 :]
                 fate, report = lab.fate([mutant.source, *following])
                 yield Tried(exercise, change, fate, report)
             if not wanted:
@@ -164,11 +168,14 @@ def _raised(error: Exception) -> str:
 
 def _wanted(cells: list[str], exercise_of: Exercises, choice: Choice) -> Mutants:
     """The mutants that are wanted, in the order of their cells; cells without any are left out."""
-    by_cell = {number: mutants(cell) for number, cell in enumerate(cells)}
-    drawn = set(map(id, _drawn(by_cell, exercise_of, choice)))
+    by_cell = {}
+    for number, cell in enumerate(cells):
+        by_cell[number] = mutants(cell)
+    drawn = _drawn(by_cell, exercise_of, choice)
+    ids_of_drawn = set(map(id, drawn))
     wanted = {}
     for number, of_cell in by_cell.items():
-        wanted_of_cell = [mutant for mutant in of_cell if id(mutant) in drawn]
+        wanted_of_cell = [mutant for mutant in of_cell if id(mutant) in ids_of_drawn]
         if wanted_of_cell:
             wanted[number] = wanted_of_cell
     return wanted
@@ -195,21 +202,25 @@ def show(path: Path, choice: Choice, loud: bool) -> Counter[str]:
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     print(f"\n{path.stem}", flush=True)
     for mutant in tried(path, known, choice):
-        counts[mutant.exercise][mutant.fate] += 1
+        of_exercise = counts[mutant.exercise]
+        of_exercise[mutant.fate] += 1
         is_hole = mutant.fate in (SURVIVES, RAISED)
         if loud or is_hole:
-            print(_line_of(mutant), flush=True)
+            line = _line_of(mutant)
+            print(line, flush=True)
     total = Counter()
     for name, of_exercise in counts.items():
         print(_line(name, of_exercise))
         total += of_exercise
-    print(_line("all", total), flush=True)
+    line_of_total = _line("all", total)
+    print(line_of_total, flush=True)
     return total
 
 
 def _equivalent() -> dict[str, dict[str, dict[str, str]]]:
     """By lab and exercise, the changes that do no harm, each with the reason."""
-    return tomllib.loads(EQUIVALENT.read_text("utf-8"))
+    text = EQUIVALENT.read_text("utf-8")
+    return tomllib.loads(text)
 
 
 def _line_of(mutant: Tried) -> str:
@@ -224,7 +235,9 @@ def _line(name: str, counts: Counter[str]) -> str:
     raised = counts[RAISED]
     killed = counts[KILLED] + raised
     line = f"  {name:26}{counts.total():5} made, {killed:4} killed, "
-    line += f"{counts[SAME]:3} equivalent, {counts[SURVIVES]:3} surviving"
+    equivalent = counts[SAME]
+    surviving = counts[SURVIVES]
+    line += f"{equivalent:3} equivalent, {surviving:3} surviving"
     if raised:
         line += f", check raised for {raised}"
     return line
@@ -235,12 +248,14 @@ def stale(root: Path = ROOT) -> list[str]:
     entries = []
     for slug, exercises in _equivalent().items():
         changes = set()
-        for cell in lab_checks.sources(root / f"source/labs/{slug}.py"):
+        lab = root / f"source/labs/{slug}.py"
+        for cell in lab_checks.sources(lab):
             for mutant in mutants(cell):
                 changes.add(mutant.change)
         for listed in exercises.values():
             gone = listed.keys() - changes
-            entries += [f"{slug}: {change}" for change in gone]
+            for change in gone:
+                entries.append(f"{slug}: {change}")
     return entries
 
 
@@ -254,11 +269,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1, help="labs beside each other")
     parser.add_argument("--loud", action="store_true", help="say what killed each")
     args = parser.parse_args()
-    beginnings = tuple(args.names) or ("",)
-    paths = []
-    for slug in lab_checks.SLUGS:
-        if slug.startswith(beginnings):
-            paths.append(ROOT / f"source/labs/{slug}.py")
+    paths = _labs(args.names)
     choice = Choice(args.only, args.most, args.seed)
     show_lab = partial(show, choice=choice, loud=args.loud)
     # A process for each lab: what one leaves in its process does not reach the next.
@@ -266,13 +277,25 @@ def main() -> None:
     with get_context("fork").Pool(args.workers, maxtasksperchild=1) as pool:
         for counts in pool.imap(show_lab, paths, chunksize=1):
             total += counts
-    print("\n" + _line("all labs", total))
+    print()
+    print(_line("all labs", total))
     old = stale()
     for entry in old:
         print(f"no mutant any more: {entry}")
     holes = total[SURVIVES] + total[RAISED]
     is_in_order = paths and not holes and not old
-    sys.exit(0 if is_in_order else 1)
+    if not is_in_order:
+        sys.exit(1)
+
+
+def _labs(names: list[str]) -> list[Path]:
+    """The sources of the labs that begin so; of all if no name is given."""
+    beginnings = tuple(names)
+    paths = []
+    for slug in lab_checks.SLUGS:
+        if not names or slug.startswith(beginnings):
+            paths.append(ROOT / f"source/labs/{slug}.py")
+    return paths
 
 
 if __name__ == "__main__":

@@ -12,12 +12,30 @@ from itertools import pairwise
 from typing import NamedTuple
 
 MARKED = re.compile(r"### BEGIN SOLUTION.*?### END SOLUTION", re.DOTALL)
-OPERATORS = {
-    ast.Add: "-", ast.Sub: "+", ast.Mult: "/", ast.Div: "*", ast.FloorDiv: "/", ast.Mod: "//",
-    ast.Pow: "*", ast.MatMult: "*", ast.BitAnd: "|", ast.BitOr: "&", ast.And: "or", ast.Or: "and",
-    ast.Eq: "!=", ast.NotEq: "==", ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">",
-    ast.In: "not in", ast.NotIn: "in", ast.Is: "is not", ast.IsNot: "is",
-}  # fmt: skip
+OPERATORS = {  # by each operator, what stands in its place
+    ast.Add: "-",
+    ast.Sub: "+",
+    ast.Mult: "/",
+    ast.Div: "*",
+    ast.FloorDiv: "/",
+    ast.Mod: "//",
+    ast.Pow: "*",
+    ast.MatMult: "*",
+    ast.BitAnd: "|",
+    ast.BitOr: "&",
+    ast.And: "or",
+    ast.Or: "and",
+    ast.Eq: "!=",
+    ast.NotEq: "==",
+    ast.Lt: "<=",
+    ast.LtE: "<",
+    ast.Gt: ">=",
+    ast.GtE: ">",
+    ast.In: "not in",
+    ast.NotIn: "in",
+    ast.Is: "is not",
+    ast.IsNot: "is",
+}
 PAIRS = ("min max", "any all", "rank world_size")
 PAIRS_OF_ATTRIBUTES = ("sum mean", "get_rank get_world_size", "SUM MAX", "zeros ones", "train eval")
 OPERATOR = re.compile(r"[^()\s\\]+(?: +[^()\s\\]+)?")  # one word or sign, or two: `not in`
@@ -56,8 +74,9 @@ class Edit(NamedTuple):
     def applied_to(self, text: bytes) -> bytes:
         """The whole text, changed."""
         before = text[: self.start]
+        instead = self.text.encode()
         after = text[self.end :]
-        return before + self.text.encode() + after
+        return before + instead + after
 
 
 def mutants(source: str) -> list[Mutant]:
@@ -108,16 +127,19 @@ def _change(text: bytes, edit: Edit) -> str:
     start = text.rfind(b"\n", 0, edit.start) + 1
     end = text.find(b"\n", edit.end)
     lines = text[start:end]
-    edit_of_lines = edit._replace(start=edit.start - start, end=edit.end - start)
+    start_in_lines = edit.start - start
+    end_in_lines = edit.end - start
+    edit_of_lines = edit._replace(start=start_in_lines, end=end_in_lines)
     changed = edit_of_lines.applied_to(lines)
-    old = _first_line(lines.decode())
-    new = _first_line(changed.decode())
+    old = _first_line(lines)
+    new = _first_line(changed)
     return f"{old} -> {new}"
 
 
-def _first_line(text: str) -> str:
+def _first_line(text: bytes) -> str:
     """The first line of a text, with three dots if more come."""
-    line, _, more = text.strip().partition("\n")
+    stripped = text.decode().strip()
+    line, _, more = stripped.partition("\n")
     if more:
         return f"{line} ..."
     return line
@@ -173,25 +195,28 @@ class Editor:
                 ids.update(map(id, ast.walk(node)))
         return ids
 
-    def _edit(self, node: ast.AST, new: str, last: ast.AST | None = None) -> Edit:
-        """`new` instead of a node, or of all from there to the last one."""
-        last = last or node
-        start = self._byte(node.lineno, node.col_offset)
-        end = self._byte(last.end_lineno, last.end_col_offset)
+    def _edit(self, node: ast.AST, new: str) -> Edit:
+        """`new` instead of a node."""
+        start, end = self._span(node)
         return Edit(start, end, new)
 
-    def _byte(self, line: int, column: int) -> int:
-        """Where in the text a place is; lines count from 1."""
-        return self.line_starts[line - 1] + column
+    def _span(self, node: ast.AST) -> Span:
+        """Where in the text a node is; its lines count from 1."""
+        first_line = self.line_starts[node.lineno - 1]
+        last_line = self.line_starts[node.end_lineno - 1]
+        start = first_line + node.col_offset
+        end = last_line + node.end_col_offset
+        return start, end
 
     def _source(self, node: ast.AST) -> str:
-        place = self._edit(node, "")
-        return self.text[place.start : place.end].decode()
+        start, end = self._span(node)
+        source = self.text[start:end]
+        return source.decode()
 
     def _gap(self, left: ast.AST, right: ast.AST) -> Edit:
         """What stands between two nodes, left as it is."""
-        start = self._edit(left, "").end
-        end = self._edit(right, "").start
+        _, start = self._span(left)
+        end, _ = self._span(right)
         between = self.text[start:end]
         return Edit(start, end, between.decode())
 
@@ -218,10 +243,13 @@ class Editor:
             first = self._source(statement)
             second = self._source(following)
             gap = self._gap(statement, following)
-            exchanged = self._edit(statement, second + gap.text + first, following)
+            start, _ = self._span(statement)
+            _, end = self._span(following)
+            exchanged = second + gap.text + first
             first_line, *_below = first.splitlines()
             second_line, *_below = second.splitlines()
-            yield exchanged._replace(change=f"{first_line} <-> {second_line}")
+            change = f"{first_line} <-> {second_line}"
+            yield Edit(start, end, exchanged, change)
 
     def _of_expression(self, node: ast.AST) -> Iterator[Edit]:
         """An operator, a number or a name swapped, a call with other arguments."""
@@ -237,10 +265,12 @@ class Editor:
                     yield from self._operator(left, operator, right)
                     left = right
             case ast.UnaryOp(operand=operand):
-                yield self._edit(node, self._source(operand))
-            case ast.Constant(bool(value)):
-                opposite = not value
-                yield self._edit(node, str(opposite))
+                operand_alone = self._source(operand)
+                yield self._edit(node, operand_alone)
+            case ast.Constant(True):
+                yield self._edit(node, "False")
+            case ast.Constant(False):
+                yield self._edit(node, "True")
             case ast.Constant(int(value) | float(value)):
                 more = repr(value + 1)
                 yield self._edit(node, more)
@@ -251,7 +281,7 @@ class Editor:
             case ast.Name(name, ast.Load()) if name in NAMES:
                 yield self._edit(node, NAMES[name])
             case ast.Attribute(attr=name) if name in ATTRIBUTES:
-                end = self._edit(node, "").end
+                _, end = self._span(node)
                 start = end - len(name)
                 yield Edit(start, end, ATTRIBUTES[name])
             case ast.Call():
@@ -267,21 +297,27 @@ class Editor:
             instead = self._source(other)
             yield self._edit(argument, instead)
         for keyword in call.keywords:
-            without = self._edit(keyword, "")
-            before = self.text[: without.start].decode()
+            start, end = self._span(keyword)
+            before = self.text[:start].decode()
             before = before.rstrip().removesuffix(",")
             start = len(before.encode())
-            yield without._replace(start=start)
+            yield Edit(start, end, "")
 
     def _of_test(self, test: ast.expr, is_of_while: bool) -> Iterator[Edit]:
         """A condition turned round, or gone; a loop that never ends is no mistake to look for."""
-        turned_by_swap = isinstance(test, ast.Compare) and isinstance(test.ops[0], SAME)
-        if not turned_by_swap:
+        if not _turned_by_swap(test):
             condition = self._source(test)
             yield self._edit(test, f"not ({condition})")
         if not is_of_while:
             yield self._edit(test, "True")
             yield self._edit(test, "False")
+
+
+def _turned_by_swap(test: ast.expr) -> bool:
+    """Whether another operator alone makes the opposite of a condition."""
+    if not isinstance(test, ast.Compare):
+        return False
+    return isinstance(test.ops[0], SAME)
 
 
 def _tests(node: ast.AST) -> list[ast.expr]:
@@ -320,11 +356,10 @@ def _is_vain(node: ast.stmt, names: Counter[str]) -> bool:
     if isinstance(node, ast.Assign):
         if not _is_plain(node):
             return False
+        given_names = set()
         for target in node.targets:
-            for name in _names(target):
-                if names[name] != 1:
-                    return False
-        return True
+            given_names |= _names(target)
+        return all(names[name] == 1 for name in given_names)
     if isinstance(node, ast.Expr):
         return isinstance(node.value, ast.Constant)
     return isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Import | ast.ImportFrom | ast.Pass)
