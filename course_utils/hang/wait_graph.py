@@ -183,9 +183,13 @@ class WaitGraph:
 
         All ranks that have not returned wait in calls, and nobody is on the way to these. No other
         thread may make the missing call, no timer of a learner's group may end the wait, and it
-        must be one known call that holds a rank: if it may be one of several, the data of another
-        one may still be on its way. What a rank that has returned left for its end, threads or exit
-        functions, may still make calls.
+        must be one known call that holds a rank: if it may be one of several, the data of a
+        different one may still be on its way. What a rank that has returned left for its end,
+        threads or exit functions, may still make calls.
+
+        A rank must be seen to wait: in DDP's forward or all_gather_object it may be computing, or
+        pickling. A backward pass shows no difference in a stack. It needs all calls that it has
+        begun, so it never ends once a rank has returned without one of them.
         """
         some_left = False
         for whereabouts in self.ranks.values():
@@ -202,13 +206,27 @@ class WaitGraph:
         if whereabouts.state != "waiting" or not whereabouts.complete or whereabouts.has_threads:
             return False
         call = whereabouts.call
-        if whereabouts.blocker not in KINDS or call is None:
+        if call is None or call.flags & MAY_TIME_OUT:
             return False
-        may_end_without_peers = call.flags & (ASYNC | MAY_TIME_OUT)
-        if may_end_without_peers:
+        if whereabouts.blocker == "backward":
+            return self._never_ends_backward(whereabouts, call)
+        if call.flags & ASYNC or not whereabouts.only_calls:
             return False
+        # Every rank calls new_group, but a member waits for members alone.
+        waited_for = self.waits_for[whereabouts.rank] & set(call.group)
         is_alone = len(self.world) == 1
-        return is_alone or bool(self.waits_for[whereabouts.rank])
+        return is_alone or bool(waited_for)
+
+    def _never_ends_backward(self, whereabouts: Whereabouts, call: Event) -> bool:
+        """Whether a backward pass needs a call to which a rank that has returned never came.
+
+        A pass that has left a parameter out ends without its calls. So the call must come from the
+        line in which the rank stands. On a GPU, calls that are queued hold no backward pass.
+        """
+        if call.queued or call.line is None or call.frame != whereabouts.line:
+            return False
+        waited_for = self.waits_for[whereabouts.rank]
+        return any(self.ranks[rank].state == "returned" for rank in waited_for)
 
     def matching_send(self, received: Event) -> Event | None:
         """The send that a receive from one given rank takes, if it has been called."""

@@ -141,7 +141,7 @@ class Recorder:
 
         def note_and_make_name(ranks: Any, *args: Any, **options: Any) -> str:
             if ranks:  # the group of all ranks is made without any
-                self.carefully(self._note, "new_group", sys._getframe(1), tuple(ranks))
+                self.carefully(self._note_new_group, sys._getframe(1), tuple(ranks))
             return make_name(ranks, *args, **options)
 
         return note_and_make_name
@@ -172,12 +172,20 @@ class Recorder:
         self.writer.write(fields, None, ("return",), flags)
         self.times.read()
 
-    def _note(self, kind: str, caller: FrameType | None, group: tuple, flags: int = 0) -> None:
-        """Write down what is no operation of a group."""
+    def _note_new_group(self, caller: FrameType, group: tuple[int, ...]) -> None:
+        """Write down a call of `new_group`.
+
+        Args:
+            caller: The frame of torch that names the group.
+            group: Its ranks.
+        """
         library_frames, learner_frame = frames.split(caller)
-        flags |= frames.flags_of(library_frames)
-        fields = {"kind": kind, "bytes": 0, "group": group}
-        self.writer.write(fields, learner_frame, (kind,), flags)
+        flags = frames.flags_of(library_frames)
+        timeout = caller.f_locals.get("timeout")
+        if not isinstance(timeout, timedelta) or _is_short({timeout}, self.launch_timeout_s):
+            flags |= MAY_TIME_OUT
+        fields = {"kind": "new_group", "bytes": 0, "group": group}
+        self.writer.write(fields, learner_frame, ("new_group",), flags)
 
     def _hook(self, process_group: c10d.ProcessGroup) -> None:
         """Register our hooks with a group."""
@@ -415,8 +423,11 @@ def _has_short_timeout(group: c10d.ProcessGroup, launch_timeout_s: float) -> boo
     thirty for which nobody has asked: no program waits for these on purpose.
     """
     timeouts = _timeouts(group)
-    if not timeouts:
-        return True
+    return not timeouts or _is_short(timeouts, launch_timeout_s)
+
+
+def _is_short(timeouts: set[timedelta], launch_timeout_s: float) -> bool:
+    """Whether one of these timeouts was chosen by somebody, and ends before the launch does."""
     chosen = timeouts - _TORCHS_TIMEOUTS
     return any(timeout.total_seconds() < launch_timeout_s for timeout in chosen)
 
