@@ -300,22 +300,22 @@ class Early(HangReport):
                     "Time is up after {seconds:g} s without a call or a print.",
                     seconds=self._timeout,
                 )
-            self.on_progress(f"{still}\n{table(graph)}\n{limit}")
+            self._show(f"{still}\n{table(graph)}\n{limit}")
         return graph.hangs_for_ever
 
-    def on_progress(self, text: str = "") -> None:
-        """Take away what is shown, and show a text instead, if there is one."""
-        markup = ""
-        if text:
-            escaped = html.escape(text)
-            markup = f"<pre>{escaped}</pre>"
-        else:
-            self._asked_soon = False
-        bundle = {"text/plain": text, "text/html": markup}
+    def on_progress(self) -> None:
+        """Take away what is shown: it is no longer so."""
+        self._asked_soon = False
+        if self._view:
+            self._view.update({"text/plain": "", "text/html": ""}, raw=True)
+            self._view = None
+
+    def _show(self, text: str) -> None:
+        """Show a text, in place of one that is shown already."""
+        escaped = html.escape(text)
+        bundle = {"text/plain": text, "text/html": f"<pre>{escaped}</pre>"}
         if self._view:
             self._view.update(bundle, raw=True)
-            if not text:
-                self._view = None
-        elif text:
+        else:
             self._view = DisplayHandle()
             self._view.display(bundle, raw=True)
