@@ -12,7 +12,7 @@ where the ranks are. So most hangs are reported long before a timeout:
             whereabouts.locate      of one rank: its stack, and what it has called (`Record.logs`)
             WaitGraph               of all: their calls meet, and who has missed one is waited for
               gpu_queues.stuck      of calls that are only queued: which ones hold up the others
-          on_silence                returns `WaitGraph.hangs_for_ever`, and True ends the launch
+          on_quiet                returns `WaitGraph.hangs_for_ever`, and True ends the launch
 
     WorkerGroup._error              a hang was proven, or time is up
       HangReport.on_error           puts better words into the launcher's error

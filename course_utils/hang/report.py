@@ -31,14 +31,14 @@ _UNKNOWN = N_(
 class HangReport(Listener):
     """Says where every rank is and why they hang, and why gloo ended one.
 
-    When no rank has called anything for `still_s` seconds, it asks all of them where they are, and
+    When no rank has called anything for `quiet_s` seconds, it asks all of them where they are, and
     ends a launch that is proven to hang for ever. With the default it never asks: then it only
     explains what has ended the launch. `live.Early` says how long a silence is in a notebook.
     """
 
-    def __init__(self, record: Record, still_s: float = inf) -> None:
+    def __init__(self, record: Record, quiet_s: float = inf) -> None:
         self._record = record
-        self.still_s = still_s
+        self.quiet_s = quiet_s
         # Ranks whose functions have returned, and that still do what they left for their end.
         self._ending: set[int] = set()
 
@@ -71,10 +71,10 @@ class HangReport(Listener):
         self._seen: list = []
         self._watch()
 
-    def _watch(self, silent_s: float = 0.0) -> None:
-        """Wait for a silence; `silent_s` seconds of it are over."""
+    def _watch(self, already_s: float = 0.0) -> None:
+        """Wait for a silence; `already_s` seconds of it are over."""
         self._phase = _WATCHING
-        self._still_since = monotonic() - silent_s
+        self._quiet_since = monotonic() - already_s
 
     def on_poll(self, workers: Sequence[WorkerHandle], final: bool = False) -> bool:
         """Ask after a silence, and see what the answers say once all have come."""
@@ -91,8 +91,8 @@ class HangReport(Listener):
         elif self._phase == _ASKING:
             return self._judge(workers)
         elif self._phase == _WATCHING:
-            silent_s = monotonic() - self._still_since
-            if silent_s >= self.still_s:
+            already_s = monotonic() - self._quiet_since
+            if already_s >= self.quiet_s:
                 self._ask(workers)
         return False
 
@@ -122,7 +122,7 @@ class HangReport(Listener):
             stacks[worker.rank] = None
             if not worker.settled:
                 stacks[worker.rank] = from_dump(worker.read_stack())
-        return self.on_silence(self.wait_graph(stacks, monotonic()))
+        return self.on_quiet(self.wait_graph(stacks, monotonic()))
 
     def _has_messages(self) -> bool:
         """Whether a rank alone has sent or received: in all else it only waits for itself."""
@@ -134,8 +134,8 @@ class HangReport(Listener):
     def on_progress(self) -> None:
         """Called when some rank has called something, or has ended."""
 
-    def on_silence(self, graph: WaitGraph) -> bool:
-        """Called once when none has for `still_s` seconds; returns whether the launch must end."""
+    def on_quiet(self, graph: WaitGraph) -> bool:
+        """Called once when none has for `quiet_s` seconds; returns whether the launch must end."""
         return graph.hangs_for_ever
 
 

@@ -121,7 +121,7 @@ class Recorder:
         self.unwaited.listen()
         if self.traces:
             self.waits.listen()
-        os.register_at_fork(after_in_child=self._fall_silent)
+        os.register_at_fork(after_in_child=self._stop_recording)
 
     def _wrap_register(self, register: Callable) -> Callable:
         """Extend the function that torch gives every new group to: the group gets our hooks."""
@@ -155,7 +155,7 @@ class Recorder:
 
         return make_and_follow
 
-    def _fall_silent(self) -> None:
+    def _stop_recording(self) -> None:
         """In a process that a rank has forked, such as a DataLoader's worker: it is no rank."""
         self.forked = True
         self.unwaited.forget()
@@ -220,7 +220,7 @@ class Recorder:
         inputs, outputs = call.input_tensors, call.output_tensors
         tensors = inputs or outputs or [_NO_TENSOR]
         device = tensors[0].device.type
-        waits_later = call.async_op and not frames.is_blocking(library_frames, learner_frame)
+        waits_later = call.async_op and not frames.no_wait_follows(library_frames, learner_frame)
         is_direct = frames.is_direct(library_frames, learner_frame)
 
         fields = _fields(group, operation, call, tensors, library_frames)

@@ -3,7 +3,7 @@
 import pytest
 from kernels import Kernel
 
-LOOK = "import course_utils.live as live; live._STILL_S = 0.6; live.a_person_looks = lambda: {}"
+LOOK = "import course_utils.live as live; live._QUIET_S = 0.6; live.a_person_looks = lambda: {}"
 SHOWN = """
 from IPython.display import DisplayHandle
 shown = []
@@ -37,7 +37,7 @@ def dies():
 launch(dies)
 """
 
-SOON = "live._STILL_S = 30.0"
+SOON = "live._QUIET_S = 30.0"
 LEFT_BEHIND = """
 def left_behind():
     pair = dist.new_group([0, 1])
