@@ -95,8 +95,9 @@ class Whereabouts:
             computes, "silent" if it does not answer, "returned" if its function has.
         blocker: What it waits in or is held by, such as "all_reduce", "backward" or "a lock".
         line: The learner's line that it is in, as a frame.
-        open_calls: The calls of which one or more are not complete and hold it.
-        calls: All its calls that are known, in order.
+        open_calls: The calls that may hold it: at least one of them is not complete, and does.
+            `WaitGraph` cuts them down to those that do, as far as that is known.
+        calls: All its events that are known, in order: its calls, and the "return" of its function.
         known: Whether its calls are known at all.
         complete: Whether none of them is forgotten.
         handles: The exception that has led it into an `except` or a `finally`.
