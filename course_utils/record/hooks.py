@@ -235,8 +235,10 @@ class Recorder:
             self.unwaited.end_by_barrier(fields["group_name"])
 
         counted = _counted_by(fields, operation)
-        start_s = _asked_for_s(learner_frame)
+        start_s = _take_asked_for_s(learner_frame)
         row = self.writer.write(fields, learner_frame, counted, flags, start_s=start_s)
+        # A send may go unwaited: a small one ends by itself, and `hang.facts.LostMessage` tells of
+        # those that are lost.
         row.learner_has_work = is_direct and waits_later and operation.name != "send"
         if self.traces or row.learner_has_work:
             group.row_of[call.op_id] = row
@@ -292,11 +294,12 @@ class _Group:
         return self._flags[device]
 
 
-def _asked_for_s(learner_frame: FrameType | None) -> float:
+def _take_asked_for_s(learner_frame: FrameType | None) -> float:
     """When a call was asked for, on the system's monotonic clock; 0 for now.
 
     A thread without a line of the learner's exists for the sake of its first call, which was asked
-    for when the thread was started. `Waits` has noted that time at the thread.
+    for when the thread was started. With trace=True, `Waits` has noted that time at the thread; it
+    is taken off, so that later calls of the thread begin when they are made.
     """
     thread_start_s = vars(threading.current_thread()).pop("started_s", 0.0)
     if learner_frame is not None:
