@@ -41,7 +41,7 @@ from course_utils.record.record import Record
 Pipe = tuple[int, int]  # its ends: to read from, to write to
 
 _SECRET = struct.Struct("<iQ")  # a rank, and what its fresh numbers are drawn from
-_STILL_S = 1.0  # without a call; then we look whether the answer hangs for ever
+_QUIET_S = 1.0  # without a call; then we look whether the answer hangs for ever
 _MOST = 6  # times the timeout, for an answer that still calls something when its time is up
 _RECENT_S = 20.0  # how long a measurement of this machine's slowness is good for
 _GAP = "bytes left out ...]"  # in the output of a rank that printed too much
@@ -138,7 +138,7 @@ class _Hang(HangReport):
     """
 
     def __init__(self, record: Record, progress: Sequence[int], timeout_s: float) -> None:
-        super().__init__(record, _STILL_S)
+        super().__init__(record, _QUIET_S)
         self._progress = progress  # by rank, how many runs are done
         self._timeout_s = timeout_s
 
@@ -157,8 +157,8 @@ class _Hang(HangReport):
         """How many seconds from the start the ranks get; see the class."""
         self._slowness = max(self._slowness, slowness())
         round_s = self._slowness * self._timeout_s
-        still_s = monotonic() - self._moved_at
-        if still_s < round_s / 4:
+        quiet_s = monotonic() - self._moved_at
+        if quiet_s < round_s / 4:
             self._rounds = min(self._rounds + 1, _MOST)
         return self._rounds * round_s
 

@@ -38,7 +38,7 @@ from course_utils.life import SilenceTimeout
 from course_utils.record.event import ASYNC, MAY_TIME_OUT, QUEUED
 from course_utils.record.record import Record
 
-_STILL_S = 0.4  # without a call, until ranks are asked where they are
+_QUIET_S = 0.4  # without a call, until ranks are asked where they are
 _TIMES_CROSSED = 3  # that ranks are seen waiting in different collectives, until that is a hang
 _SILENCE_S = 60.0  # without a call or a print, where no timeout is given
 # They read what pytest's own process prints.
@@ -79,10 +79,10 @@ class ProvenHang(HangReport):
     """
 
     def __init__(self, record: Record) -> None:
-        super().__init__(record, _STILL_S)
+        super().__init__(record, _QUIET_S)
         self._times_crossed = 0
 
-    def on_silence(self, graph: WaitGraph) -> bool:
+    def on_quiet(self, graph: WaitGraph) -> bool:
         """Whether the launch must end; otherwise go on watching."""
         if graph.hangs_for_ever:
             return True

@@ -25,7 +25,7 @@ from course_utils.pictures.curve import MOST_POINTS, Points, curves, note, on_an
 from course_utils.record.record import Record
 
 _REDRAW_S = 0.12  # between two drawings
-_STILL_S = 5.0  # without a call, until it is said where all ranks are
+_QUIET_S = 5.0  # without a call, until it is said where all ranks are
 _ALONE_S = 1.0  # the same of a rank alone
 _RETURNED_S = 0.5  # the same where a rank has returned: whoever waits for it waits for ever
 _MEMORY_BYTES = 1 << 16  # for the last numbers that a rank reports; its curve stands behind them
@@ -256,10 +256,10 @@ class Early(HangReport):
     _view: DisplayHandle | None = None
 
     def __init__(self, record: Record, timeout: float, counts_silence: bool = False) -> None:
-        still_s = math.inf
+        quiet_s = math.inf
         if a_person_looks():
-            still_s = _STILL_S
-        super().__init__(record, still_s)
+            quiet_s = _QUIET_S
+        super().__init__(record, quiet_s)
         self._timeout = timeout
         self._counts_silence = counts_silence
         self._is_alone = False
@@ -270,52 +270,52 @@ class Early(HangReport):
         super().on_start(world_size)
         self._is_alone = world_size == 1
         if self._is_alone:
-            self.still_s = _ALONE_S
+            self.quiet_s = _ALONE_S
 
     def on_poll(self, workers: Sequence[WorkerHandle], final: bool = False) -> bool:
         """Ask sooner, once, if a rank has returned, since it makes no more calls."""
-        if not self._is_alone and math.isfinite(self.still_s):
-            self.still_s = _STILL_S
+        if not self._is_alone and math.isfinite(self.quiet_s):
+            self.quiet_s = _QUIET_S
             a_rank_has_returned = any(worker.settled for worker in workers)
             if a_rank_has_returned and not self._asked_soon:
-                self.still_s = _RETURNED_S
+                self.quiet_s = _RETURNED_S
         return super().on_poll(workers, final)
 
-    def on_silence(self, graph: WaitGraph) -> bool:
+    def on_quiet(self, graph: WaitGraph) -> bool:
         """Show nothing if no rank waits for another, and nothing while ranks start.
 
         A long computation moves nothing that could be seen here, and GPUs take their time.
         """
-        if self.still_s == _RETURNED_S and not graph.hangs_for_ever:
+        if self.quiet_s == _RETURNED_S and not graph.hangs_for_ever:
             self._asked_soon = True
-            self._watch(silent_s=_RETURNED_S)
+            self._watch(already_s=_RETURNED_S)
             return False
         is_starting = any(rank.starts for rank in graph.ranks.values())
         waits = any(graph.waits_for.values()) and not is_starting
         if not graph.hangs_for_ever and waits and not self._is_alone:
-            still = _("No rank has called anything for {seconds:g} s:", seconds=self.still_s)
+            still = _("No rank has called anything for {seconds:g} s:", seconds=self.quiet_s)
             limit = _("Time is up after {seconds:g} s.", seconds=self._timeout)
             if self._counts_silence:
                 limit = _(
                     "Time is up after {seconds:g} s without a call or a print.",
                     seconds=self._timeout,
                 )
-            self.on_progress(f"{still}\n{table(graph)}\n{limit}")
+            self._show(f"{still}\n{table(graph)}\n{limit}")
         return graph.hangs_for_ever
 
-    def on_progress(self, text: str = "") -> None:
-        """Take away what is shown, and show a text instead, if there is one."""
-        markup = ""
-        if text:
-            escaped = html.escape(text)
-            markup = f"<pre>{escaped}</pre>"
-        else:
-            self._asked_soon = False
-        bundle = {"text/plain": text, "text/html": markup}
+    def on_progress(self) -> None:
+        """Take away what is shown: it is no longer so."""
+        self._asked_soon = False
+        if self._view:
+            self._view.update({"text/plain": "", "text/html": ""}, raw=True)
+            self._view = None
+
+    def _show(self, text: str) -> None:
+        """Show a text, in place of one that is shown already."""
+        escaped = html.escape(text)
+        bundle = {"text/plain": text, "text/html": f"<pre>{escaped}</pre>"}
         if self._view:
             self._view.update(bundle, raw=True)
-            if not text:
-                self._view = None
-        elif text:
+        else:
             self._view = DisplayHandle()
             self._view.display(bundle, raw=True)

@@ -1,18 +1,19 @@
 """Who waits where, for whom, and why: the report of a hang.
 
 The launcher calls a listener, and everything begins there. In a notebook that is `live.Early`, a
-`HangReport` that knows how long a silence is (5 s, or 0.5 s where a rank has returned) and shows
-where the ranks are. So most hangs are reported long before a timeout:
+`HangReport` (in `course_utils/live.py`). If a person looks at the notebook, it asks where all ranks
+are when none has called anything for 5 s, or for 0.5 s where a rank has returned. So most hangs are
+reported long before a timeout:
 
     WorkerGroup._poll               about ten times a second, while ranks run
       HangReport.on_poll            has anybody called anything, returned, or ended since?
-        _ask                        after a silence, asks each rank for its stack
+        _ask                        once it is quiet, asks each rank for its stack
         _judge                      once all have answered, or some seconds later
           wait_graph                puts together what is known of all ranks
             whereabouts.locate      of one rank: its stack, and what it has called (`Record.logs`)
             WaitGraph               of all: their calls meet, and who has missed one is waited for
               gpu_queues.stuck      of calls that are only queued: which ones hold up the others
-          on_silence                returns `WaitGraph.hangs_for_ever`, and True ends the launch
+          on_quiet                  returns `WaitGraph.hangs_for_ever`, and True ends the launch
 
     WorkerGroup._error              a hang was proven, or time is up
       HangReport.on_error           puts better words into the launcher's error
@@ -36,7 +37,15 @@ call, provided that it was made in the line in which the stack stands. A rank is
 wait for it and it waits for nobody. Nothing is guessed: where calls are forgotten, or several of
 them may hold a rank, a hang isn't taken for proven.
 
-Beside that, `report.why_aborted` explains why gloo has ended a rank, and `silent_mistakes` looks at
+A call that one rank leaves out shows up later, as a different one. A rank's k-th collective in a
+group meets the k-th of every other member. So if the rank goes on, its next call takes the number
+of the one that it has left out. Where both are of one kind, all ranks go on, with wrong data, and
+the rank is missing only at the last call of the others. Only a rank that returns, or stands
+elsewhere, is absent at the very call that it has left out. Therefore `rules` first looks for calls
+that met and differ (`WaitGraph.difference`), and before it says that a rank has returned, for
+calls that met from different lines (`WaitGraph.first_crossing`).
+
+Besides, `report.why_aborted` explains why gloo has ended a rank, and `silent_mistakes` looks at
 launches that ended well, for mistakes that torch lets pass. `course_utils.flight` answers the same
 questions for jobs that no notebook has launched, by their dumps.
 """

@@ -83,7 +83,7 @@ class Overview:
     silent_count: int
     starting: str  # ranks that have not come to the learner's function yet
     starting_count: int
-    busy: str  # the ranks that are held, or else all that have not returned
+    busy: str  # of whom the words speak: the ranks that are held, or else all not returned
     held_count: int
     holder: str  # what holds the first rank that is held
     advice: str
@@ -125,7 +125,11 @@ def _named(ranks: Collection[int]) -> str:
 
 
 def _is_slow(graph: WaitGraph) -> bool:
-    """Whether the pause at the end is no longer than one before it: perhaps nothing hangs."""
+    """Whether the pause at the end is no longer than one before it: perhaps nothing hangs.
+
+    A pause is the time between two calls, of whatever ranks. Of those before, the last
+    `_LAST_PAUSES` for each rank count.
+    """
     if graph.hangs_for_ever:
         return False
     starts_s = []
@@ -396,7 +400,8 @@ class MessageMismatch:
 def message_mismatches(graph: WaitGraph) -> list[MessageMismatch]:
     """These facts, for each such message."""
     mismatches = []
-    for (sent, _missing), (received, _missing) in permutations(graph.open_calls, 2):
+    calls = [unmet.call for unmet in graph.unmet]
+    for sent, received in permutations(calls, 2):
         if (sent.kind, received.kind, sent.peer) != ("send", "recv", received.rank):
             continue
         sender = received.peer
@@ -513,10 +518,10 @@ def _first_exception(graph: WaitGraph) -> HandledException | None:
 
 
 def _first_missed(graph: WaitGraph) -> MissedCall | None:
-    for call, missing in graph.open_calls:
+    for unmet in graph.unmet:
         for rank in graph.absent:
-            if rank in missing:
-                return _missed(graph, call, rank)
+            if rank in unmet.missing:
+                return _missed(graph, unmet.call, rank)
     return None
 
 
@@ -583,10 +588,10 @@ def mutual_waits(graph: WaitGraph) -> list[MutualWait]:
     """These facts, for any graph."""
     in_circle = [rank for rank in graph.waits_for if rank in graph.reachable(rank)]
     kinds, group_names = set(), set()
-    for call, _missing in graph.open_calls:
-        if call.rank in in_circle:
-            kinds.add(call.kind)
-            group_names.add(call.group_name)
+    for unmet in graph.unmet:
+        if unmet.call.rank in in_circle:
+            kinds.add(unmet.call.kind)
+            group_names.add(unmet.call.group_name)
     blockers = {str(graph.ranks[rank].blocker) for rank in in_circle or graph.world}
     keys = {}
     for rank in graph.waits_for:

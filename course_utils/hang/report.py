@@ -18,7 +18,8 @@ from course_utils.launcher.worker_handle import WorkerHandle
 from course_utils.record.event import Event, Log
 from course_utils.record.record import Record
 
-_WATCHING, _ASKING, _OVER = "watching", "asking", "over"
+# "judged": nothing more is asked until some rank moves.
+_WATCHING, _ASKING, _JUDGED = "watching", "asking", "judged"
 _MANY_ROWS = 8  # with more ranks than this, those that do the same share a row
 _ANSWER_S = 3.0  # for ranks to write where they are; longer on a slow machine
 _SIZES = "data size doesn't match"  # what gloo prints before it ends the rank that received
@@ -31,14 +32,14 @@ _UNKNOWN = N_(
 class HangReport(Listener):
     """Says where every rank is and why they hang, and why gloo ended one.
 
-    When no rank has called anything for `still_s` seconds, it asks all of them where they are, and
+    When no rank has called anything for `quiet_s` seconds, it asks all of them where they are, and
     ends a launch that is proven to hang for ever. With the default it never asks: then it only
-    explains what has ended the launch. `live.Early` says how long a silence is in a notebook.
+    explains what has ended the launch. `live.Early` says how many seconds these are in a notebook.
     """
 
-    def __init__(self, record: Record, still_s: float = inf) -> None:
+    def __init__(self, record: Record, quiet_s: float = inf) -> None:
         self._record = record
-        self.still_s = still_s
+        self.quiet_s = quiet_s
         # Ranks whose functions have returned, and that still do what they left for their end.
         self._ending: set[int] = set()
 
@@ -71,13 +72,13 @@ class HangReport(Listener):
         self._seen: list = []
         self._watch()
 
-    def _watch(self, silent_s: float = 0.0) -> None:
-        """Wait for a silence; `silent_s` seconds of it are over."""
+    def _watch(self, already_s: float = 0.0) -> None:
+        """Wait until it is quiet for `quiet_s`; `already_s` seconds of that are over."""
         self._phase = _WATCHING
-        self._still_since = monotonic() - silent_s
+        self._quiet_since = monotonic() - already_s
 
     def on_poll(self, workers: Sequence[WorkerHandle], final: bool = False) -> bool:
-        """Ask after a silence, and see what the answers say once all have come."""
+        """Ask once it has been quiet, and see what the answers say when all have come."""
         if final:  # perhaps of a launch that has never begun
             self.on_progress()
             return False
@@ -91,14 +92,14 @@ class HangReport(Listener):
         elif self._phase == _ASKING:
             return self._judge(workers)
         elif self._phase == _WATCHING:
-            silent_s = monotonic() - self._still_since
-            if silent_s >= self.still_s:
+            is_quiet = monotonic() - self._quiet_since >= self.quiet_s
+            if is_quiet:
                 self._ask(workers)
         return False
 
     def _ask(self, workers: Sequence[WorkerHandle]) -> None:
         if len(workers) == 1 and not self._has_messages():
-            self._phase = _OVER  # nobody to wait for: it computes
+            self._phase = _JUDGED  # nobody to wait for: it computes
             return
         self._phase = _ASKING
         self._deadline = Deadline(_ANSWER_S)
@@ -116,13 +117,13 @@ class HangReport(Listener):
             for worker in late:
                 worker.ask_again_if_late()
             return False
-        self._phase = _OVER
+        self._phase = _JUDGED
         stacks: dict[int, list[Frame] | None] = {}
         for worker in workers:
             stacks[worker.rank] = None
             if not worker.settled:
                 stacks[worker.rank] = from_dump(worker.read_stack())
-        return self.on_silence(self.wait_graph(stacks, monotonic()))
+        return self.on_quiet(self.wait_graph(stacks, monotonic()))
 
     def _has_messages(self) -> bool:
         """Whether a rank alone has sent or received: in all else it only waits for itself."""
@@ -134,8 +135,8 @@ class HangReport(Listener):
     def on_progress(self) -> None:
         """Called when some rank has called something, or has ended."""
 
-    def on_silence(self, graph: WaitGraph) -> bool:
-        """Called once when none has for `still_s` seconds; returns whether the launch must end."""
+    def on_quiet(self, graph: WaitGraph) -> bool:
+        """Called once when none has for `quiet_s` seconds; returns whether the launch must end."""
         return graph.hangs_for_ever
 
 
@@ -168,14 +169,13 @@ def why_aborted(rank: int, logs: Mapping[int, Log | None], output: Sequence[str]
     if _SIZES not in output[rank]:
         return None
     world_size = len(output)
-    all_whereabouts = []
-    for each in range(world_size):
-        all_whereabouts.append(locate(each, None, logs.get(each)))
+    # There are no stacks any more, so all ranks are taken as returned, but for the one that died:
+    # it waits in its last call, whose group is looked at first.
+    all_whereabouts = [locate(each, None, logs.get(each)) for each in range(world_size)]
     aborted = all_whereabouts[rank]
     aborted.state = "waiting"
-    last_call = aborted.last_call
-    if last_call:
-        aborted.open_calls = (last_call,)
+    if aborted.last_call:
+        aborted.open_calls = (aborted.last_call,)
     graph = WaitGraph(all_whereabouts, 0.0)
     difference = graph.difference()
     if not graph.known or difference is None:

@@ -59,6 +59,8 @@ def plural(for_one: str, for_many: str, count: str) -> Plural:
 Rule = tuple[str | None, Callable[[Any], object], *tuple[str | Plural, ...]]
 
 
+# First, what may be no hang at all. "slow" and "starting" come before all else, also where ranks
+# wait for one that is missing; the other rules here are for launches in which nobody waits.
 _OVERVIEW: list[Rule] = [
     (
         "slow",

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from operator import attrgetter
+from typing import NamedTuple
 
 from course_utils.hang import gpu_queues
 from course_utils.hang.whereabouts import STORE_CALLS, Whereabouts, is_message
@@ -22,6 +23,13 @@ from course_utils.record.event import (
 )
 
 
+class UnmetCall(NamedTuple):
+    """A call in which a rank waits, and the ranks that have not come to it."""
+
+    call: Event
+    missing: set[int]
+
+
 class WaitGraph:
     """All ranks at one moment, and which of them wait for which.
 
@@ -34,7 +42,7 @@ class WaitGraph:
         now: The moment, in seconds on the clock of the ranks' calls.
         world: All ranks, in order.
         known: Whether the calls of every rank are known; otherwise they cannot be matched.
-        open_calls: Calls in which ranks wait, each with the ranks that have not come to it.
+        unmet: Calls in which ranks wait and to which somebody has not come.
         waits_for: By rank that waits, the ranks that it waits for.
         absent: Ranks that others wait for, directly or not, and that wait for none themselves.
     """
@@ -45,12 +53,18 @@ class WaitGraph:
         self.world = tuple(sorted(self.ranks))
         self.known = all(whereabouts.known for whereabouts in self.ranks.values())
         calls = [call for whereabouts in self.ranks.values() for call in whereabouts.calls]
+        # Each step needs what the ones before it have found. Those marked * change `Whereabouts`.
+        # 1. Which calls meet, which says who is missing.
         self._match(calls)
+        # 2. Whose queues on GPUs are stuck. * Such a rank waits.
         self._stuck = gpu_queues.stuck(calls, self._meeting, self._missing, _difference)
         for rank, stuck_calls in self._stuck.items():
             self.ranks[rank].mark_waiting_for(stuck_calls[0])
-        self.open_calls: list[tuple[Event, set[int]]] = []
-        self._keep_unmet_calls()
+        # 3. Which calls hold the ranks that wait. * The others leave a rank's `open_calls`.
+        self.unmet = self._find_unmet_calls()
+        for whereabouts in self.ranks.values():
+            self._narrow(whereabouts)
+        # 4. Who waits for whom, and for whom all wait in the end.
         self.waits_for = self._edges()
         self.absent = self._absent()
 
@@ -75,8 +89,9 @@ class WaitGraph:
                 edges[rank] = self._waited_for_by(whereabouts)
         if self.known:
             return edges
+        # Without all calls nobody knows who has missed one: stacks tell no more than who waits.
         not_waiting = set(self.world) - set(edges)
-        return dict.fromkeys(edges, not_waiting)
+        return {rank: set(not_waiting) for rank in edges}
 
     def _absent(self) -> list[int]:
         reached: set[int] = set()
@@ -84,35 +99,38 @@ class WaitGraph:
             reached |= self.reachable(rank)
         return sorted(rank for rank in reached if not self.waits_for.get(rank))
 
-    def _keep_unmet_calls(self) -> None:
-        """Find the calls that hold ranks: of those that may, the ones which somebody has missed.
-
-        Fills `open_calls`. A rank that waits for works or in a backward pass may be held by many
-        calls, so its own `open_calls` are cut down to these.
-        """
+    def _find_unmet_calls(self) -> list[UnmetCall]:
+        """Of the calls that may hold a rank, those to which somebody has not come."""
+        unmet = []
         for whereabouts in self.ranks.values():
             if whereabouts.state != "waiting":
                 continue
-            unmet_calls = []
             for call in whereabouts.open_calls:
                 missing = self._missing_or_stuck(call)
                 if missing:
-                    unmet_calls.append(call)
-                    self.open_calls.append((call, missing))
-            if whereabouts.blocker in ("wait", "backward") and not whereabouts.queued:
-                if whereabouts.blocker == "backward":
-                    unmet_calls = unmet_calls[:1]  # DDP waits for its buckets in order
-                whereabouts.open_calls = tuple(unmet_calls)
+                    unmet.append(UnmetCall(call, missing))
+        return unmet
+
+    def _narrow(self, whereabouts: Whereabouts) -> None:
+        """Keep the unmet ones of the calls that may hold a rank in a wait or a backward pass."""
+        waits_for_some = whereabouts.blocker in ("wait", "backward") and not whereabouts.queued
+        if whereabouts.state != "waiting" or not waits_for_some:
+            return
+        calls = [unmet.call for unmet in self.unmet if unmet.call.rank == whereabouts.rank]
+        if whereabouts.blocker == "backward":
+            calls = calls[:1]  # DDP waits for its buckets in order
+        whereabouts.open_calls = tuple(calls)
 
     def _waited_for_by(self, whereabouts: Whereabouts) -> set[int]:
         """Whom a rank waits for."""
         if whereabouts.blocker in STORE_CALLS:
+            # Nothing is noted there: who isn't in the same call of the store has not come to it.
             others = self.ranks.values()
             return {other.rank for other in others if other.blocker != whereabouts.blocker}
         waited_for: set[int] = set()
-        for call, missing in self.open_calls:
-            if call.rank == whereabouts.rank:
-                waited_for |= missing
+        for unmet in self.unmet:
+            if unmet.call.rank == whereabouts.rank:
+                waited_for |= unmet.missing
         return waited_for
 
     def _missing_or_stuck(self, call: Event) -> set[int]:
@@ -183,9 +201,13 @@ class WaitGraph:
 
         All ranks that have not returned wait in calls, and nobody is on the way to these. No other
         thread may make the missing call, no timer of a learner's group may end the wait, and it
-        must be one known call that holds a rank: if it may be one of several, the data of another
-        one may still be on its way. What a rank that has returned left for its end, threads or exit
-        functions, may still make calls.
+        must be one known call that holds a rank: if it may be one of several, the data of a
+        different one may still be on its way. What a rank that has returned left for its end,
+        threads or exit functions, may still make calls.
+
+        A rank must be seen to wait: in DDP's forward or all_gather_object it may be computing, or
+        pickling. A backward pass shows no difference in a stack. It needs all calls that it has
+        begun, so it never ends once a rank has returned without one of them.
         """
         some_left = False
         for whereabouts in self.ranks.values():
@@ -202,13 +224,27 @@ class WaitGraph:
         if whereabouts.state != "waiting" or not whereabouts.complete or whereabouts.has_threads:
             return False
         call = whereabouts.call
-        if whereabouts.blocker not in KINDS or call is None:
+        if call is None or call.flags & MAY_TIME_OUT:
             return False
-        may_end_without_peers = call.flags & (ASYNC | MAY_TIME_OUT)
-        if may_end_without_peers:
+        if whereabouts.blocker == "backward":
+            return self._never_ends_backward(whereabouts, call)
+        if call.flags & ASYNC or not whereabouts.only_calls:
             return False
+        # Every rank calls new_group, but a member waits for members alone.
+        waited_for = self.waits_for[whereabouts.rank] & set(call.group)
         is_alone = len(self.world) == 1
-        return is_alone or bool(self.waits_for[whereabouts.rank])
+        return is_alone or bool(waited_for)
+
+    def _never_ends_backward(self, whereabouts: Whereabouts, call: Event) -> bool:
+        """Whether a backward pass needs a call to which a rank that has returned never came.
+
+        A pass that has left a parameter out ends without its calls. So the call must come from the
+        line in which the rank stands. On a GPU, calls that are queued hold no backward pass.
+        """
+        if call.queued or call.line is None or call.frame != whereabouts.line:
+            return False
+        waited_for = self.waits_for[whereabouts.rank]
+        return any(self.ranks[rank].state == "returned" for rank in waited_for)
 
     def matching_send(self, received: Event) -> Event | None:
         """The send that a receive from one given rank takes, if it has been called."""
@@ -288,7 +324,7 @@ class WaitGraph:
 
     def difference(self) -> tuple[str, Meeting] | None:
         """The first collective that differs, in the first group in which a rank waits; and how."""
-        calls = [call for call, _ in self.open_calls]
+        calls = [unmet.call for unmet in self.unmet]
         # A rank may wait in a call to which all others seem to have come.
         for rank in self.waits_for:
             if self.ranks[rank].call:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from course_utils.launcher.language import N_, _
 from course_utils.launcher.stacks import AFTER_START, STARTS, Frame, Stack, learners_frame
 from course_utils.launcher.words import ranks_named
-from course_utils.record.event import ASYNC, BACKWARD, USER_THREAD, Event, Log, key_of
+from course_utils.record.event import ASYNC, BACKWARD, KINDS, USER_THREAD, Event, Log, key_of
 
 # Calls that meet in the store or in gloo itself, where nothing is noted.
 STORE_CALLS = {"init_process_group", "monitored_barrier", "destroy_process_group"}
@@ -23,6 +23,27 @@ CHILD = N_("a child process")
 LAUNCHER = N_("a second launcher")
 _DDP_FORWARD = N_("DDP's forward")
 _FSDP_FORWARD = N_("FSDP's forward")
+# Functions of torch.distributed that only make a call and wait for it. Around them others may take
+# their time without waiting for anybody: all_gather_object pickles, DDP's forward computes.
+_ONLY_CALL = {
+    *KINDS,
+    "all_gather_coalesced",
+    "all_gather_into_tensor",
+    "all_gather_single",
+    "all_reduce_coalesced",
+    "all_to_all_single",
+    "gather_single",
+    "new_group",
+    "reduce_scatter_single",
+    "reduce_scatter_tensor",
+}
+# Likewise functions out of which C++ makes DDP's calls; but only while no other one runs in them.
+_DDP_CALLS = {
+    "_distributed_broadcast_coalesced",
+    "_pre_forward",
+    "_sync_params_and_buffers",
+    "_verify_param_shape_across_processes",
+}
 # What holds a rank inside its own process, by the file of a library that it stands in, or by a
 # folder in that file's path.
 _HOLDERS = {
@@ -74,8 +95,9 @@ class Whereabouts:
             computes, "silent" if it does not answer, "returned" if its function has.
         blocker: What it waits in or is held by, such as "all_reduce", "backward" or "a lock".
         line: The learner's line that it is in, as a frame.
-        open_calls: The calls of which one or more are not complete and hold it.
-        calls: All its calls that are known, in order.
+        open_calls: The calls that may hold it: at least one of them is not complete, and does.
+            `WaitGraph` cuts them down to those that do, as far as that is known.
+        calls: All its events that are known, in order: its calls, and the "return" of its function.
         known: Whether its calls are known at all.
         complete: Whether none of them is forgotten.
         handles: The exception that has led it into an `except` or a `finally`.
@@ -85,6 +107,7 @@ class Whereabouts:
         starts: Whether it has not come to the learner's function yet.
         in_thread: Whether a thread waits for other ranks, and the rank for that thread.
         has_threads: Whether threads run in it that its function has started.
+        only_calls: Whether it stands in a function that does nothing but make its call.
         is_ending: Whether it has returned, and still does what it left for its end.
     """
 
@@ -103,6 +126,7 @@ class Whereabouts:
     starts: bool = False
     in_thread: bool = False
     has_threads: bool = False
+    only_calls: bool = False
     is_ending: bool = False
 
     @property
@@ -131,6 +155,7 @@ class Whereabouts:
             self.state = "waiting"
             self.blocker = call.kind
             self.open_calls = (call,)
+            self.only_calls = True
 
     def set_waiting(self, blocker: str, calls: Sequence[Event], frame: Frame | None) -> None:
         """Note that it waits for other ranks in a frame; some of these calls may hold it."""
@@ -216,6 +241,7 @@ def _look_at_stack(whereabouts: Whereabouts, frames: Stack) -> None:
             whereabouts.ended = frames.ended
     elif call:
         whereabouts.set_waiting(call, whereabouts.calls, learner_frame)
+        whereabouts.only_calls = whereabouts.blocker in KINDS or _only_calls(frames)
     else:
         whereabouts.line = stable_line(frames)
     if whereabouts.blocker in _HAND_OVER or _awaits(frames):
@@ -378,6 +404,15 @@ def distributed_call_in(frames: list[Frame]) -> str | None:
     if learner_frame and ".wait(" in learner_frame.code and not held_by(frames):
         return "wait"
     return None
+
+
+def _only_calls(frames: list[Frame]) -> bool:
+    """Whether a rank that may wait stands in a function that does nothing but make a call."""
+    inner = _inner_frames(frames, learners_frame(frames))
+    for frame in inner:
+        if "torch/distributed/" in frame.file and frame.name in _ONLY_CALL:
+            return True
+    return bool(inner) and inner[-1].name in _DDP_CALLS
 
 
 def _in_wrapper(frame: Frame) -> str | None:

@@ -37,7 +37,7 @@ THREADS_LEFT = 16384  # threads that the function has started run on, and may ca
 class Kind(NamedTuple):
     """One kind of operation: its names in torch, and what sets it apart."""
 
-    hooks: str  # names in torch's `HookOpName`, of its forms that take one tensor
+    hooks: str  # names in torch's `HookOpName`, by spaces, of its forms that take one tensor
     lists: str = ""  # likewise, of its forms that take a list with a tensor for each rank
     message: bool = False  # whether it has a peer instead of a group
     reduces: bool = False  # whether it takes a reduction operator
@@ -97,7 +97,7 @@ class Event:
     code: str = ""  # the text of that line
     finished: bool = True  # False if it was not complete when the launch failed
     # Counted from 1: the rank's collectives in this group, its messages from or to this peer with
-    # this tag, or its calls of `new_group`; 0 where they were not counted.
+    # this tag, its calls of `new_group`, or its "return"; 0 where they were not counted.
     number: int = 0
     line: tuple[str, int, str] | None = None  # file, number and function, as in `frame`
     flags: int = 0  # what else is known, such as FORWARD: DDP called it
@@ -177,6 +177,9 @@ class Log:
     complete: bool
 
 
+# Of each key, `form` says which of the three it is.
+
+
 class MessageKey(NamedTuple):
     """What the sends and receives have in common that meet each other."""
 
@@ -238,7 +241,7 @@ def key_of(event: Event) -> Key | None:
 
 
 def meetings(events: Iterable[Event], world_size: int) -> list[Meeting]:
-    """Match the calls of all ranks; each key's are in order, and keys as they were first called.
+    """Match the calls of all ranks; grouped by key, each group in order, keys by their first call.
 
     Args:
         events: Of all ranks, each rank's in its order. An event that has a number keeps it, since

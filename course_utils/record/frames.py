@@ -85,33 +85,48 @@ def flags_of(library_frames: list[FrameType]) -> int:
     return flags
 
 
-def is_blocking(library_frames: list[FrameType], learner_frame: FrameType | None) -> bool:
-    """Whether the code that asked for an asynchronous operation waits for it at once.
+def no_wait_follows(library_frames: list[FrameType], learner_frame: FrameType | None) -> bool:
+    """Whether nobody waits later for an operation that torch calls asynchronous.
+
+    Who has asked for it tells:
+
+        | who has asked                        | does no wait follow?                        |
+        | ------------------------------------ | ------------------------------------------- |
+        | the learner, of C++                  | True: C++ waits before it returns           |
+        | a library, of C++                    | True: likewise; but False in a backward     |
+        |                                      | pass, since DDP waits at its end            |
+        | nobody: a thread of torch's          | False: likewise                             |
+        | dist.send or dist.recv               | True: they ask isend or irecv, and wait     |
+        | other functions of torch.distributed | False                                       |
+        | DDP or Join, of torch.distributed    | True: they notify, and nobody ever waits,   |
+        |                                      | so it must not be told as a forgotten wait  |
+        | all others                           | False                                       |
 
     Args:
         library_frames: As `split` returns them.
         learner_frame: Likewise.
     """
     if not library_frames:
-        # The learner's code has called C++, which waits before it returns. A call without any
-        # frames comes from a thread of torch's, and nobody waits there.
-        is_called_by_learner = learner_frame is not None
-        return is_called_by_learner
+        return learner_frame is not None
     innermost = library_frames[0].f_code
     if innermost.co_filename != C10D_FILE:
-        # A library has called C++, which waits before it returns, except in a backward pass.
-        runs_backward = innermost.co_name == _RUNS_BACKWARD
-        return not runs_backward
-    asking = innermost  # for the function of torch.distributed, whose decorators are passed over
+        return innermost.co_name != _RUNS_BACKWARD
+    asking = _asking(library_frames)
+    if asking.co_filename in _NOTIFIERS:
+        return True
+    is_within_torch = asking.co_filename == C10D_FILE and asking is not innermost
+    return is_within_torch and asking.co_name in KINDS and KINDS[asking.co_name].message
+
+
+def _asking(library_frames: list[FrameType]) -> CodeType:
+    """Who asks a function of torch.distributed, whose decorators are passed over.
+
+    The function itself, if the learner asks.
+    """
     for frame in library_frames[1:]:
         if frame.f_code.co_filename != _LOGGER:
-            asking = frame.f_code
-            break
-    if asking.co_filename == C10D_FILE and asking is not innermost:
-        is_send_or_recv = asking.co_name in KINDS and KINDS[asking.co_name].message
-        return is_send_or_recv  # dist.send calls isend, and waits for that
-    is_notifier = asking.co_filename in _NOTIFIERS
-    return is_notifier
+            return frame.f_code
+    return library_frames[0].f_code
 
 
 def is_direct(library_frames: list[FrameType], learner_frame: FrameType | None) -> bool:

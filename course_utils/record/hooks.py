@@ -121,7 +121,7 @@ class Recorder:
         self.unwaited.listen()
         if self.traces:
             self.waits.listen()
-        os.register_at_fork(after_in_child=self._fall_silent)
+        os.register_at_fork(after_in_child=self._stop_recording)
 
     def _wrap_register(self, register: Callable) -> Callable:
         """Extend the function that torch gives every new group to: the group gets our hooks."""
@@ -141,7 +141,7 @@ class Recorder:
 
         def note_and_make_name(ranks: Any, *args: Any, **options: Any) -> str:
             if ranks:  # the group of all ranks is made without any
-                self.carefully(self._note, "new_group", sys._getframe(1), tuple(ranks))
+                self.carefully(self._note_new_group, sys._getframe(1), tuple(ranks))
             return make_name(ranks, *args, **options)
 
         return note_and_make_name
@@ -155,7 +155,7 @@ class Recorder:
 
         return make_and_follow
 
-    def _fall_silent(self) -> None:
+    def _stop_recording(self) -> None:
         """In a process that a rank has forked, such as a DataLoader's worker: it is no rank."""
         self.forked = True
         self.unwaited.forget()
@@ -172,12 +172,20 @@ class Recorder:
         self.writer.write(fields, None, ("return",), flags)
         self.times.read()
 
-    def _note(self, kind: str, caller: FrameType | None, group: tuple, flags: int = 0) -> None:
-        """Write down what is no operation of a group."""
+    def _note_new_group(self, caller: FrameType, group: tuple[int, ...]) -> None:
+        """Write down a call of `new_group`.
+
+        Args:
+            caller: The frame of torch that names the group.
+            group: Its ranks.
+        """
         library_frames, learner_frame = frames.split(caller)
-        flags |= frames.flags_of(library_frames)
-        fields = {"kind": kind, "bytes": 0, "group": group}
-        self.writer.write(fields, learner_frame, (kind,), flags)
+        flags = frames.flags_of(library_frames)
+        timeout = caller.f_locals.get("timeout")
+        if not isinstance(timeout, timedelta) or _is_short({timeout}, self.launch_timeout_s):
+            flags |= MAY_TIME_OUT
+        fields = {"kind": "new_group", "bytes": 0, "group": group}
+        self.writer.write(fields, learner_frame, ("new_group",), flags)
 
     def _hook(self, process_group: c10d.ProcessGroup) -> None:
         """Register our hooks with a group."""
@@ -212,7 +220,7 @@ class Recorder:
         inputs, outputs = call.input_tensors, call.output_tensors
         tensors = inputs or outputs or [_NO_TENSOR]
         device = tensors[0].device.type
-        waits_later = call.async_op and not frames.is_blocking(library_frames, learner_frame)
+        waits_later = call.async_op and not frames.no_wait_follows(library_frames, learner_frame)
         is_direct = frames.is_direct(library_frames, learner_frame)
 
         fields = _fields(group, operation, call, tensors, library_frames)
@@ -227,8 +235,10 @@ class Recorder:
             self.unwaited.end_by_barrier(fields["group_name"])
 
         counted = _counted_by(fields, operation)
-        start_s = _asked_for_s(learner_frame)
+        start_s = _take_asked_for_s(learner_frame)
         row = self.writer.write(fields, learner_frame, counted, flags, start_s=start_s)
+        # A send may go unwaited: a small one ends by itself, and `hang.facts.LostMessage` tells of
+        # those that are lost.
         row.learner_has_work = is_direct and waits_later and operation.name != "send"
         if self.traces or row.learner_has_work:
             group.row_of[call.op_id] = row
@@ -284,11 +294,12 @@ class _Group:
         return self._flags[device]
 
 
-def _asked_for_s(learner_frame: FrameType | None) -> float:
+def _take_asked_for_s(learner_frame: FrameType | None) -> float:
     """When a call was asked for, on the system's monotonic clock; 0 for now.
 
     A thread without a line of the learner's exists for the sake of its first call, which was asked
-    for when the thread was started. `Waits` has noted that time at the thread.
+    for when the thread was started. With trace=True, `Waits` has noted that time at the thread; it
+    is taken off, so that later calls of the thread begin when they are made.
     """
     thread_start_s = vars(threading.current_thread()).pop("started_s", 0.0)
     if learner_frame is not None:
@@ -415,8 +426,11 @@ def _has_short_timeout(group: c10d.ProcessGroup, launch_timeout_s: float) -> boo
     thirty for which nobody has asked: no program waits for these on purpose.
     """
     timeouts = _timeouts(group)
-    if not timeouts:
-        return True
+    return not timeouts or _is_short(timeouts, launch_timeout_s)
+
+
+def _is_short(timeouts: set[timedelta], launch_timeout_s: float) -> bool:
+    """Whether one of these timeouts was chosen by somebody, and ends before the launch does."""
     chosen = timeouts - _TORCHS_TIMEOUTS
     return any(timeout.total_seconds() < launch_timeout_s for timeout in chosen)
 

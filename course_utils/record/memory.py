@@ -121,6 +121,12 @@ class Part:
     def read(self) -> tuple[Rows, bool]:
         """Read the rows until now, and whether these are all that were ever written.
 
+        Without a lock, while the rank goes on. It writes in this order: the description, if it is
+        new; then the row; then the count of rows. So up to the count that stood there before we
+        copied, each row is whole and has its description. But since then newer rows may have taken
+        slots of a ring, and newer descriptions the place of all. What the head says after the
+        copying shows which rows these are.
+
         Raises:
             Exception: They cannot be relied on.
         """
@@ -135,8 +141,9 @@ class Part:
         descriptions = _described(self._shared[self._desc_start : desc_end])
         if after.wrong or self.head.first != before.first:
             raise ValueError("these rows have other descriptions, or none")
-        # The rows before this one were overwritten, or the rank is just overwriting them.
-        first = max(before.first, after.rows_written + 1 - slot_count)
+        # The rank may be writing one more row than it has counted, over the oldest one.
+        oldest_safe = after.rows_written + 1 - slot_count
+        first = max(before.first, oldest_safe)
         if before.rows_written > before.first and first >= before.rows_written:
             raise ValueError("all these rows were written anew while they were read")
         described_rows = []

@@ -67,7 +67,10 @@ class Models:
             self._elements += elements
 
     def flags(self) -> int:
-        """When the function has returned: what has gone wrong, as flags of an event."""
+        """When the function has returned: what has gone wrong, as a flag of an event.
+
+        At most one: what stands first may be the cause of what stands below.
+        """
         for finalizer in self._finalizers:
             finalizer()
         if self._unfinished:
@@ -92,29 +95,38 @@ class Models:
         return tuple(checksums)
 
     def _judge(self, reducer: Any, training: "_Training", position: int) -> None:
-        """At a model's end: has a backward pass left gradients that nobody averaged?"""
+        """At a model's end: what became of its weights, and what has gone wrong with gradients."""
+        self._note_checksum(training, position)
+        by_hand = self._elements >= training.elements
+        if training.has_stepped() and not self._ddp_averages and not by_hand:
+            self._unaveraged = True
+        unheard = [weight for weight in training.trained() if not self._is_heard(weight)]
+        if self._elements < sum(weight.numel() for weight in unheard):
+            self._unheard = True
+        if _has_open_buckets(reducer):
+            self._unfinished = True
+
+    def _note_checksum(self, training: "_Training", position: int) -> None:
+        """Note the last weights of a model that should be the same on all ranks."""
         if self._ddp_averages and training.is_everybodys:
             with contextlib.suppress(Exception):  # a GPU may be in no state to be asked
                 last_weights = checksum(training.last_numbers)
                 self._checksums[position] = training.gradients_seen, last_weights
-        by_hand = self._elements >= training.elements
-        if training.has_stepped() and not self._ddp_averages and not by_hand:
-            self._unaveraged = True
-        unheard_elements = 0
-        for weight in training.trained():
-            if not self._is_heard(weight):
-                unheard_elements += weight.numel()
-        if self._elements < unheard_elements:
-            self._unheard = True
-        if threading.active_count() > 1:
-            return  # the backward pass of a different thread may hold the reducer's lock
-        name = "torch.distributed:Reducer._check_reducer_finalized"
-        check = torch_private.find_in(reducer, name)
-        try:
-            if check is not None:
-                check()
-        except RuntimeError:
-            self._unfinished = True
+
+
+def _has_open_buckets(reducer: Any) -> bool:
+    """Whether the last backward pass left buckets of DDP's that were never reduced."""
+    if threading.active_count() > 1:
+        return False  # the backward pass of a different thread may hold the reducer's lock
+    name = "torch.distributed:Reducer._check_reducer_finalized"
+    check = torch_private.find_in(reducer, name)
+    if check is None:
+        return False
+    try:
+        check()
+    except RuntimeError:
+        return True
+    return False
 
 
 class _Training:
@@ -140,11 +152,19 @@ class _Training:
         for weight in model.module.parameters():
             reference = weakref.ref(weight)
             self._at_wrapping.append((reference, weight._version))
+        self._listen_to_first_gradient(parameters)
+        self._compare_weights(parameters)
+
+    def _listen_to_first_gradient(self, parameters: list[torch.Tensor]) -> None:
+        """Have the first gradient of about `_LISTENED_TO` parameters noticed, up to twice that."""
         step = max(1, len(parameters) // _LISTENED_TO)
         for parameter in parameters[::step]:
             edge = torch.autograd.graph.get_gradient_edge(parameter)
             hook = edge.node.register_hook(self._first_gradient)
             self._hooks.append(hook)
+
+    def _compare_weights(self, parameters: list[torch.Tensor]) -> None:
+        """Keep numbers of about `_COMPARED` parameters, up to twice that, for the checksum."""
         compared = [weight for weight in parameters if weight.is_contiguous()]  # others are copied
         step = max(1, len(compared) // _COMPARED)
         for position, parameter in enumerate(compared[::step]):

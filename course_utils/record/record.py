@@ -115,8 +115,8 @@ class Record(Listener):
         """What a trace holds of all ranks, without new_group and return; indices start at 0.
 
         Its events have no numbers: nothing was overwritten (a trace has room for 8 million calls of
-        a rank), so `meetings` can count them. Here it
-        is known who has sent to a receive from any rank, which it was not when it was called.
+        a rank), so `meetings` can count them. Here it is known who has sent to a receive from any
+        rank, which it was not when it was called.
         """
         stop_s = self._stop_s if self.failed else None
         events = []

@@ -23,7 +23,9 @@ class Unwaited:
     def __init__(self, writer: Part) -> None:
         self._writer = writer
         self._works: dict[int, Entry] = {}  # by id of the work
-        self._look_at = 1  # once there are so many, drop those that nobody else holds any more
+        self._check_at_count = (
+            1  # once there are so many, drop those that nobody else holds any more
+        )
 
     def listen(self) -> None:
         """Notice everybody who waits, or asks whether a work is complete."""
@@ -44,9 +46,9 @@ class Unwaited:
 
     def follow(self, entry: Entry) -> None:
         """A call has been issued, and the learner gets its work."""
-        if len(self._works) >= self._look_at:
+        if len(self._works) >= self._check_at_count:
             self._note_lost()
-            self._look_at = 2 * len(self._works) + 1
+            self._check_at_count = 2 * len(self._works) + 1
         self._works[id(entry.work)] = entry
 
     def end_by_barrier(self, group_name: str) -> None:

@@ -56,7 +56,9 @@ class Waits:
     def __init__(self, writer: Part) -> None:
         self.pending: dict[int, Entry] = {}  # by id of the work or future
         self._writer = writer
-        self._look_at = _MANY  # with more than so many works, look which ones somebody still has
+        self._check_at_count = (
+            _MANY  # with more than so many works, look which ones somebody still has
+        )
         self._in_backward: dict[int, list[Row]] = {}  # what each backward pass has started
         self._waited_for = set()  # numbers of rows
         self._future_of = c10d.Work.get_future
@@ -136,7 +138,7 @@ class Waits:
         with contextlib.suppress(RuntimeError):
             self._future_of(call.work).add_done_callback(lambda _: issued.finish())
         if waits_later:
-            self._ends_with_backward(issued)
+            self._note_wait_at_end_of_backward(issued)
 
     def _begin(self, issued: Row, frame: FrameType | None, start_s: float = 0) -> Row:
         """Write down that a rank waits for an operation that it did not block on."""
@@ -154,15 +156,23 @@ class Waits:
     def _hold(self, entry: Entry) -> None:
         """Keep a work for long: gloo hangs if a receive loses its work before it is complete."""
         self.pending[id(entry.work)] = entry
-        if len(self.pending) <= self._look_at:
+        if len(self.pending) <= self._check_at_count:
             return
         for key, held in list(self.pending.items()):
             if not somebody_has(held):
                 del self.pending[key]
-        self._look_at = max(_MANY, 2 * len(self.pending))
+        self._check_at_count = max(_MANY, 2 * len(self.pending))
 
-    def _ends_with_backward(self, issued: Row) -> None:
-        """DDP waits in C++ when a backward pass ends: what it has started is complete then."""
+    def _note_wait_at_end_of_backward(self, issued: Row) -> None:
+        """DDP waits in C++ when a backward pass ends: what it has started is complete then.
+
+        The engine runs callbacks at that end, in the order in which they were queued:
+
+            first call of the pass    we queue `begin_end`
+            last bucket is ready      DDP queues its wait
+            the pass ends             `begin_end` queues `_backward_is_over`, behind DDP's wait;
+                                      then DDP waits, then `_backward_is_over` notes it
+        """
         if self._graph_task is None or self._engine is None:
             return
         task = self._graph_task()

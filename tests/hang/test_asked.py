@@ -23,7 +23,7 @@ def asked_after_silence(*logs: Iterable[Event]) -> list[int]:
     """How often each rank of a launch is asked that is silent for longer than it may be."""
     known = {rank: Log(tuple(calls), True) for rank, calls in enumerate(logs)}
     record = SimpleNamespace(logs=lambda: known, counts=lambda: [len(calls) for calls in logs])
-    report, ranks = HangReport(record, still_s=0.0), [Asked() for _ in logs]
+    report, ranks = HangReport(record, quiet_s=0.0), [Asked() for _ in logs]
     report.on_start(len(logs))
     for _ in range(4):
         report.on_poll(ranks)

@@ -7,16 +7,18 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
-from stalls import DDP, at, call, explained, inside
+from stalls import C10D, DDP, at, call, explained, inside
 
 from course_utils.hang import whereabouts
+from course_utils.hang.report import HangReport
 from course_utils.hang.wait_graph import differs
 from course_utils.launcher.stacks import Frame
 from course_utils.launcher.words import ranks_named
-from course_utils.record.event import Event, Log
+from course_utils.record.event import ASYNC, BACKWARD, FORWARD, MAY_TIME_OUT, QUEUED, Event, Log
 
 Stacks = dict[int, list[Frame] | None]
 
@@ -159,6 +161,47 @@ def test_a_proven_hang_is_no_progress_however_long_the_pauses_before_it_were():
     epochs[0].append(call(0, number=31, start_s=62.0))
     assert told({0: inside(), 1: None}, *epochs, now=63.0)[0] == "uneven"
     assert told({0: inside(), 1: at()}, *epochs, now=63.0)[0] == "slow"
+
+
+def hangs_for_ever(stack: list[Frame], event: Event) -> bool:
+    """Whether rank 0 with this stack and call hangs for ever, where rank 1 has returned."""
+    logs = {0: Log((event,), complete=True), 1: Log((), complete=True)}
+    record = SimpleNamespace(logs=lambda: logs)
+    return HangReport(record).wait_graph({0: stack, 1: None}, 99.0).hangs_for_ever
+
+
+LINEAR = f"{torch.__path__[0]}/nn/modules/linear.py"
+OBJECTS = inside("all_gather_object")
+IN_FORWARD = inside("forward", DDP)
+SENDS_BUFFERS = [*IN_FORWARD, Frame(DDP, 2385, "_distributed_broadcast_coalesced")]
+
+
+@pytest.mark.parametrize(
+    ("stack", "event", "is_proven"),
+    [
+        ([*OBJECTS, Frame(C10D, 90, "all_gather")], call(0, "all_gather"), True),
+        ([*OBJECTS, Frame(C10D, 90, "_object_to_tensor")], call(0, "all_gather"), False),
+        (SENDS_BUFFERS, call(0, "broadcast", flags=FORWARD), True),
+        ([*IN_FORWARD, Frame(LINEAR, 90, "forward")], call(0, "broadcast", flags=FORWARD), False),
+        (inside("_engine_run_backward"), call(0, flags=ASYNC | BACKWARD), True),
+        (inside("_engine_run_backward"), call(0, line=6, flags=ASYNC | BACKWARD), False),
+        (inside("_engine_run_backward"), call(0, flags=ASYNC | BACKWARD | QUEUED), False),
+        (inside("new_group"), call(0, "new_group", dtype=None), True),
+        (inside("new_group"), call(0, "new_group", dtype=None, group=(0, 2)), False),
+        (inside("new_group"), call(0, "new_group", dtype=None, flags=MAY_TIME_OUT), False),
+        (inside("all_gather_single"), call(0, "all_gather", flags=MAY_TIME_OUT), False),
+        (inside("all_gather_single"), call(0, "all_gather", flags=ASYNC), False),
+    ],
+)
+def test_a_hang_is_proven_only_where_a_rank_is_seen_to_wait(stack, event, is_proven):
+    assert hangs_for_ever(stack, event) is is_proven
+
+
+def test_a_backward_pass_may_end_as_long_as_no_rank_has_returned_that_it_needs():
+    logs = {0: Log((call(0, flags=ASYNC | BACKWARD),), True), 1: Log((call(1, "recv"),), True)}
+    record = SimpleNamespace(logs=lambda: logs)
+    stacks = {0: inside("_engine_run_backward"), 1: inside("recv")}
+    assert not HangReport(record).wait_graph(stacks, 99.0).hangs_for_ever
 
 
 def test_the_first_round_of_many_ranks_says_nothing_about_what_comes():

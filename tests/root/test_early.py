@@ -3,7 +3,7 @@
 import pytest
 from kernels import Kernel
 
-LOOK = "import course_utils.live as live; live._STILL_S = 0.6; live.a_person_looks = lambda: {}"
+LOOK = "import course_utils.live as live; live._QUIET_S = 0.6; live.a_person_looks = lambda: {}"
 SHOWN = """
 from IPython.display import DisplayHandle
 shown = []
@@ -37,7 +37,7 @@ def dies():
 launch(dies)
 """
 
-SOON = "live._STILL_S = 30.0"
+SOON = "live._QUIET_S = 30.0"
 LEFT_BEHIND = """
 def left_behind():
     pair = dist.new_group([0, 1])
@@ -216,6 +216,91 @@ def test_where_all_wait_and_nobody_can_wake_them_the_report_comes_at_once(kernel
     assert "would never be done." in message
     assert "waiting in " in message
     assert told == []
+
+
+LEAVES_OUT = """
+import warnings
+warnings.simplefilter("ignore")
+def leaves_out():
+    x, two, both = torch.ones(2), torch.ones(4), [None, None]
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+    {before}
+    if dist.get_rank() == 0:
+        return
+    {call}
+launch(leaves_out, timeout=50)
+"""
+DDP_MODEL = "from torch.nn.parallel import DistributedDataParallel as DDP; "
+WRAPPED = f"{DDP_MODEL}model = DDP(model); model(torch.ones(3, 2)).sum().backward()"
+FORWARD = f"{DDP_MODEL}model = DDP(model); output = model(torch.ones(3, 2))"
+# By function: what comes before the call that rank 0 leaves out, and that call.
+LEFT_OUT = {
+    "all_gather_into_tensor": ("", "dist.all_gather_into_tensor(two, x)"),
+    "reduce_scatter_tensor": ("", "dist.reduce_scatter_tensor(x, two)"),
+    "all_to_all_single": ("", "dist.all_to_all_single(x, x.clone())"),
+    "all_gather_object": ("", "dist.all_gather_object(both, 'mine')"),
+    "broadcast_object_list": ("", "dist.broadcast_object_list(both)"),
+    "new_group": ("", "dist.new_group([0, 1])"),
+    "DDP's constructor": (DDP_MODEL, "DDP(model)"),
+    "DDP's forward": (WRAPPED, "model(torch.ones(3, 2))"),
+    "DDP's backward": (FORWARD, "output.sum().backward()"),
+}
+
+
+@pytest.mark.parametrize("function", LEFT_OUT)
+def test_whatever_function_makes_the_call_that_a_rank_has_left_out(kernel, function):
+    before, call = LEFT_OUT[function]
+    outcome, _ = shown(kernel, LEAVES_OUT.format(before=before, call=call))
+    assert "rank 1 would never be done." in outcome.errors[0][1]
+
+
+COMES_LATE = """
+def comes_late():
+    pair = dist.new_group([0, 1])
+    both, number = [None, None], torch.ones(2)
+    if dist.get_rank() == 2:
+        return
+    if dist.get_rank() == 0:
+        time.sleep(2)
+    dist.all_gather_object(both, "mine", pair)
+    dist.all_to_all_single(number, number.clone(), group=pair)
+    dist.new_group([0, 1], use_local_synchronization=True)
+    dist.broadcast_object_list(both, 0, pair)
+launch(comes_late, world_size=3)
+"""
+FORWARD_COMES_LATE = """
+from torch.nn.parallel import DistributedDataParallel as DDP
+def forward_comes_late():
+    if dist.get_rank() == 2:
+        return
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+    model = DDP(model, process_group=dist.new_group([0, 1], use_local_synchronization=True))
+    for _step in range(2):
+        if dist.get_rank() == 0:
+            time.sleep(1)
+        output = model(torch.ones(3, 2))
+        if dist.get_rank() == 0:
+            time.sleep(1)
+        output.sum().backward()
+launch(forward_comes_late, world_size=3)
+"""
+NEW_GROUP_GIVES_UP = """
+from datetime import timedelta
+def gives_up():
+    if dist.get_rank() == 0:
+        return
+    try:
+        dist.new_group([0, 1], timeout=timedelta(seconds=2))
+    except RuntimeError:
+        print("went on")
+launch(gives_up)
+"""
+
+
+@pytest.mark.parametrize("cell", [COMES_LATE, FORWARD_COMES_LATE, NEW_GROUP_GIVES_UP])
+def test_a_call_that_ends_in_the_end_is_waited_for_whatever_function_makes_it(kernel, cell):
+    outcome, _ = shown(kernel, cell)
+    assert not outcome.errors
 
 
 ONE_OF_TWO = """
