@@ -70,7 +70,10 @@ class WorkerMain:
         except BaseException as error:
             self._report_failure(error)
         finally:
-            self._park_until_killed()  # never returns: the rest of this rank's life
+            # The kernel has a result, or a failure, or neither: what `_report_failure` itself raised
+            # is then on its way through here. In all three cases the rest of this rank's life
+            # follows, and nothing after it.
+            self._park_until_killed(unreported=sys.exception())
 
     # `stacks` knows methods by their names. A rank's stack begins in this one, `_report_failure` or
     # `_park_until_killed` (`ENTRY_POINTS`). If this one stands in `_call_function`, `_flush` or
@@ -231,16 +234,17 @@ class WorkerMain:
         self._send(transport.FAILED, failure)
         self.has_reported = True
 
-    def _park_until_killed(self) -> NoReturn:
-        """Shut down as a program does, but hold the connections to peers until the kernel kills."""
+    def _park_until_killed(self, unreported: BaseException | None) -> NoReturn:
+        """Shut down as a program does, but hold the connections to peers until the kernel kills.
+
+        Args:
+            unreported: what was raised and not yet reported, if anything was.
+        """
         try:
-            if not self.has_reported:
-                # `_report_failure` has failed as well. What it raised is on its way through the
-                # `finally` in which this runs; it's reported, since no failure ends in silence.
-                error = sys.exception()
-                if error is None:
-                    error = RuntimeError(_("its end cannot be told"))
-                self._report_failure(error)
+            if not self.has_reported:  # no failure ends in silence
+                if unreported is None:
+                    unreported = RuntimeError(_("its end cannot be told"))
+                self._report_failure(unreported)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             shutdown.shut_down(self._report_pending_work)
             self._flush()
