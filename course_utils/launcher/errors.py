@@ -15,7 +15,7 @@ from math import inf
 from typing import Any
 
 from course_utils.launcher import echoes, reasons, stacks
-from course_utils.launcher.language import _, capitalized, english, ngettext, sentences
+from course_utils.launcher.language import _, capitalized, in_two_languages, ngettext, sentences
 from course_utils.launcher.stacks import Frame
 from course_utils.launcher.words import ranks_listed, wrapped
 from course_utils.launcher.words import ranks_named as ranks
@@ -439,9 +439,7 @@ def from_exit(rank: int, status: int, dump: str) -> Failure:
         status: its exit status, or minus the signal's number, or `UNKNOWN_STATUS`.
         dump: what faulthandler has written about it, if it crashed.
     """
-    headline = _how_it_died_early(status)
-    with english():
-        in_english = _how_it_died_early(status)
+    headline, in_english = in_two_languages(_how_it_died_early, status)
     crash = dump.partition("Fatal Python error")[2]  # before it: stacks that were asked for
     frames = stacks.from_dump(crash)
     when = time.monotonic()

@@ -14,7 +14,7 @@ import functools
 import gettext
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -51,6 +51,13 @@ def english() -> Iterator[None]:
         yield
     finally:
         _for_comparison.reset(token)
+
+
+def in_two_languages(say: Callable[..., str], *args: Any) -> tuple[str, str]:
+    """What `say(*args)` says to the learner, and the same in English."""
+    for_the_learner = say(*args)
+    with english():
+        return for_the_learner, say(*args)
 
 
 def _(message: str, /, **fields: Any) -> str:

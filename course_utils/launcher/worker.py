@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from course_utils.launcher import errors, nested, shutdown, stack_writer, torch_private, transport
 from course_utils.launcher.descendants import LIBC, Descendants, share_folder_with_spawned
-from course_utils.launcher.language import _, english
+from course_utils.launcher.language import _, in_two_languages
 from course_utils.launcher.listener import Listener
 from course_utils.launcher.rendezvous import Rendezvous
 from course_utils.launcher.shutdown import PendingWork
@@ -64,14 +64,14 @@ class WorkerMain:
             shutdown.disown_kernel_state()
             self._bind_to_kernel()
             self._capture_output()
-            self._prepare_signals_and_dumps()
+            self._answer_signals()
             nested.refuse_launchers()
             self._run_function(fn, args, rendezvous, backend)
         except BaseException as error:
             self._report_failure(error)
         finally:
-            # The kernel has a result, or a failure, or neither: what `_report_failure` itself raised
-            # is then on its way through here. In all three cases the rest of this rank's life
+            # The kernel has a result, or a failure, or neither: then what `_report_failure` itself
+            # raised is on its way through here. In all three cases the rest of this rank's life
             # follows, and nothing after it.
             self._park_until_killed(unreported=sys.exception())
 
@@ -99,9 +99,7 @@ class WorkerMain:
             self._send(transport.RESULT, result)
             self.has_reported = True
         except Exception as error:
-            note = _why_it_cannot_be_sent(result, error)
-            with english():
-                in_english = _why_it_cannot_be_sent(result, error)
+            note, in_english = in_two_languages(_why_it_cannot_be_sent, result, error)
             self._report_failure(error, note, in_english)
 
     def _call_function(self, fn: Callable, args: tuple) -> Any:
@@ -171,12 +169,7 @@ class WorkerMain:
     def _bind_to_kernel(self) -> None:
         """Live as long as the kernel, in a process group of the system that only this rank has."""
         os.setpgid(0, 0)  # the stop button signals the kernel's group; the kernel stops its workers
-        signal.set_wakeup_fd(-1)  # otherwise our signals would wake the kernel's event loop
-        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-            signal.signal(number, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # drops a press that has come since the fork
-        # For a watchdog of the learner's; no press reaches this rank's own group.
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        _reset_signals()
         self.descendants.bind_to_this_rank()
         if os.getppid() != self.kernel_pid:
             os._exit(1)  # the kernel died before the system could be asked to watch it
@@ -195,8 +188,8 @@ class WorkerMain:
         getpass.getpass = no_keyboard
         sys.breakpointhook = no_keyboard
 
-    def _prepare_signals_and_dumps(self) -> None:
-        """Answer who asks for the stack, write a stack at a crash, and hear SIGINT again."""
+    def _answer_signals(self) -> None:
+        """Write a stack at a crash and whenever the kernel asks for it, and hear SIGINT again."""
         faulthandler.enable(file=self.handle.stack_file)  # all threads: the crashing one may be C's
         faulthandler.enable = _keeping_our_file(faulthandler.enable)
         stack_writer.start_answering(self.handle.stack_signals, self.handle.stack_file)
@@ -256,6 +249,17 @@ class WorkerMain:
 
     def _report_pending_work(self, work: PendingWork) -> None:
         self._send(transport.PENDING, work)
+
+
+def _reset_signals() -> None:
+    """Handle signals as a new Python does; SIGINT stays blocked until `_answer_signals`."""
+    signal.set_wakeup_fd(-1)  # otherwise our signals would wake the kernel's event loop
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # drops a press that has come since the fork
+    # No press reaches this rank's group. But a thread of the learner's may interrupt the rank's
+    # main thread by `_thread.interrupt_main`, such as a timer that watches how long it takes.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _set_debug_level() -> None:

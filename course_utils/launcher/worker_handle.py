@@ -12,7 +12,7 @@ from typing import Any
 from course_utils.launcher import errors, stack_writer, transport
 from course_utils.launcher.captured_output import CapturedOutput
 from course_utils.launcher.deadlines import Deadline
-from course_utils.launcher.language import _, english
+from course_utils.launcher.language import _, in_two_languages
 from course_utils.launcher.shutdown import PendingWork
 from course_utils.launcher.stacks import WRITTEN
 from course_utils.launcher.stop_button import Stopped, a_press_ends_rebuilding
@@ -244,9 +244,7 @@ class WorkerHandle:
         except Stopped:
             raise
         except BaseException as error:  # an object may end its own rebuilding by sys.exit()
-            note = _cannot_be_rebuilt(error)
-            with english():
-                in_english = _cannot_be_rebuilt(error)
+            note, in_english = in_two_languages(_cannot_be_rebuilt, error)
             failure = errors.from_exception(self.rank, error, note, in_english)
             self.failure = self.failure or failure  # once a part is lost, what follows fails, too
 
