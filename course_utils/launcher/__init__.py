@@ -79,6 +79,7 @@ The files of this folder do the same, and each adds what the core lacks:
     torch_private     Private names of torch, each with what happens where it is missing.
     language          Messages in the learner's language, which is the kernel's.
     words             Ranks in words: `ranks 0, 1 and 3`.
+    libc              The system's C library, for what Python has no function for.
     deadlines         A limit that only says "long enough" grows with how slow the machine is.
     listener          Recording, the report of a hang, and the live panel come in here. The
                       launcher knows none of them.

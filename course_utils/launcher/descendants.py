@@ -8,7 +8,6 @@ rank's end and then kills the rank's process group.
 
 import _thread
 import contextlib
-import ctypes
 import functools
 import multiprocessing.context
 import multiprocessing.process
@@ -23,7 +22,8 @@ from collections.abc import Callable, Sequence
 from io import FileIO
 from typing import Any, BinaryIO
 
-LIBC = ctypes.CDLL(None)
+from course_utils.launcher.libc import LIBC
+
 _PR_SET_PDEATHSIG = 1
 # A shell starts the guard and ends at once, so the guard isn't the rank's child: a learner's code
 # may wait for all of its children. The guard is in the rank's process group, so its `kill 0` ends

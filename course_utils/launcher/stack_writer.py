@@ -22,16 +22,15 @@ from io import FileIO
 from types import FrameType, TracebackType
 
 from course_utils.launcher import errors
+from course_utils.launcher.libc import action_at
 from course_utils.launcher.stacks import ENDED, HANDLES, HAS_THREADS, STACK, THREAD, Frame
 
-_LIBC = ctypes.CDLL(None)
 _MAX_FRAMES = 100  # as many as faulthandler writes
 _MAX_THREADS = 8  # besides the main thread, of those that wait for other ranks
 _LAUNCHER = os.path.dirname(__file__)
 _DISTRIBUTED = f"{os.sep}torch{os.sep}distributed{os.sep}"
 _MAX_CHARACTERS = 200  # of what an exception says
 _ended: list[str] = []  # a line about the last thread that an exception has ended, if there is one
-_ACTION_BYTES = 256  # more than a `struct sigaction` has
 
 
 def two_unused_signals() -> tuple[int, int]:
@@ -48,10 +47,8 @@ def _rare_signals() -> Sequence[int]:
 
 
 def _is_handled(number: int) -> bool:
-    """Ask the system: Python knows nothing of handlers that compiled code has set."""
-    action = ctypes.create_string_buffer(_ACTION_BYTES)
-    _LIBC.sigaction(number, None, action)
-    handler = ctypes.c_void_p.from_buffer(action)  # comes first in a `struct sigaction`
+    """Whether anybody handles a signal in this process, also compiled code."""
+    handler = ctypes.c_void_p.from_buffer(action_at(number))  # the first of its fields
     return bool(handler.value)  # the default is 0
 
 

@@ -1,17 +1,15 @@
 """The stop button: a press is noticed where stopping is safe, instead of anywhere."""
 
 import contextlib
-import ctypes
 import signal
 import threading
 import time
 from collections.abc import Iterator
 from typing import Any
 
-from course_utils.launcher.descendants import LIBC
 from course_utils.launcher.language import _, sentences
+from course_utils.launcher.libc import LIBC, action_at
 
-_ACTION_BYTES = 256  # more than a `struct sigaction` has
 _rank_being_rebuilt: int | None = None  # whose result the main thread is rebuilding
 
 
@@ -55,9 +53,8 @@ def stop_button() -> Iterator[list[float]]:
             raise Stopped(sentence)
 
     if _is_main_thread():  # in other threads Python lets nobody set a handler
-        # Python knows only handlers that it has set itself, so the system keeps the whole action.
-        old_action = ctypes.create_string_buffer(_ACTION_BYTES)
-        LIBC.sigaction(signal.SIGINT, None, old_action)
+        # Python gives back only a handler that it has set itself, so the system's action is kept, too.
+        old_action = action_at(signal.SIGINT)
         old_handler = signal.signal(signal.SIGINT, note_press)
         if old_handler is None:  # it was set by compiled code
             old_handler = signal.SIG_DFL

@@ -19,8 +19,9 @@ import torch
 import torch.distributed as dist
 
 from course_utils.launcher import errors, nested, shutdown, stack_writer, torch_private, transport
-from course_utils.launcher.descendants import LIBC, Descendants, share_folder_with_spawned
+from course_utils.launcher.descendants import Descendants, share_folder_with_spawned
 from course_utils.launcher.language import _, in_two_languages
+from course_utils.launcher.libc import LIBC
 from course_utils.launcher.listener import Listener
 from course_utils.launcher.rendezvous import Rendezvous
 from course_utils.launcher.shutdown import PendingWork

@@ -18,10 +18,11 @@ from typing import Any, NoReturn
 
 from course_utils.launcher import echoes, errors, ports, reasons, shutdown, transport
 from course_utils.launcher.deadlines import Deadline
-from course_utils.launcher.descendants import LIBC, Descendants
+from course_utils.launcher.descendants import Descendants
 from course_utils.launcher.drained_queues import DrainedQueues
 from course_utils.launcher.errors import StacksByRank
 from course_utils.launcher.language import _
+from course_utils.launcher.libc import LIBC
 from course_utils.launcher.listener import Listener
 from course_utils.launcher.rendezvous import Rendezvous
 from course_utils.launcher.shutdown import PendingWork

@@ -1,7 +1,6 @@
 """One rank as the kernel sees it: a process, its messages, its output, its stack."""
 
 import contextlib
-import ctypes
 import errno
 import os
 import signal
@@ -13,6 +12,7 @@ from course_utils.launcher import errors, stack_writer, transport
 from course_utils.launcher.captured_output import CapturedOutput
 from course_utils.launcher.deadlines import Deadline
 from course_utils.launcher.language import _, in_two_languages
+from course_utils.launcher.libc import LIBC
 from course_utils.launcher.shutdown import PendingWork
 from course_utils.launcher.stacks import WRITTEN
 from course_utils.launcher.stop_button import Stopped, a_press_ends_rebuilding
@@ -295,6 +295,6 @@ def _signal_main_thread(pid: int, number: int) -> None:
 
     Of a process that stands still, any thread may take a signal that is sent to all of them.
     """
-    send = getattr(ctypes.CDLL(None), "tgkill", None)  # not on macOS
+    send = getattr(LIBC, "tgkill", None)  # not on macOS
     if send is None or send(pid, pid, number):
         os.kill(pid, number)
