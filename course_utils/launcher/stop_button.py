@@ -53,7 +53,7 @@ def stop_button() -> Iterator[list[float]]:
             raise Stopped(sentence)
 
     if _is_main_thread():  # in other threads Python lets nobody set a handler
-        # Python gives back only a handler that it has set itself, so the system's action is kept, too.
+        # Python gives back only handlers that it has set itself, so the system's action is kept.
         old_action = action_at(signal.SIGINT)
         old_handler = signal.signal(signal.SIGINT, note_press)
         if old_handler is None:  # it was set by compiled code

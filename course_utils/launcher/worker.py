@@ -78,7 +78,7 @@ class WorkerMain:
 
     # `stacks` knows methods by their names. A rank's stack begins in this one, `_report_failure` or
     # `_park_until_killed` (`ENTRY_POINTS`). If this one stands in `_call_function`, `_flush` or
-    # `_send`, the rank has joined the others (`AFTER_START`).
+    # `_send`, the rank has joined the others (`CALLED_AFTER_JOINING`).
     def _run_function(
         self, fn: Callable, args: tuple, rendezvous: Rendezvous, backend: str | None
     ) -> None:
@@ -242,7 +242,7 @@ class WorkerMain:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             shutdown.shut_down(self._report_pending_work)
             self._flush()
-            self._send(transport.ENDED, None)
+            self._send(transport.SHUT_DOWN, None)
             while True:
                 time.sleep(3600)
         finally:

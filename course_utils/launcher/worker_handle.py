@@ -260,7 +260,7 @@ class WorkerHandle:
                 self.result = transport.unpack(content, buffers)
             return
         value = transport.unpack(content, buffers)
-        if kind == transport.ENDED:
+        if kind == transport.SHUT_DOWN:
             self.has_shut_down = True
             self.pending_work = None
         elif kind == transport.PENDING:
