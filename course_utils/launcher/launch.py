@@ -66,9 +66,9 @@ def launch(
         raise RuntimeError(_(nested.REFUSAL))
     group = WorkerGroup(world_size, nodes, timeout, listeners)
     try:
-        with stop_button() as pressed, contextlib.closing(group):
+        with stop_button() as press_times_s, contextlib.closing(group):
             group.start(fn, args, backend)
-            values = group.results(pressed)
+            values = group.results(press_times_s)
     except Stopped as stopped:
         stopped.unfinished = group.unfinished
         raise
@@ -77,7 +77,7 @@ def launch(
         show_output(group.output_pieces())
     results = Results(values, group.output())
     results.unfinished = group.unfinished
-    if pressed:  # too late to stop anything here, but who pressed wants the cell to end
+    if press_times_s:  # too late to stop anything here, but who pressed wants the cell to end
         stopped = Stopped(results=results)
         stopped.unfinished = group.unfinished
         raise stopped

@@ -34,9 +34,11 @@ class Listener:
         """
 
     def on_timeout(self) -> float:
-        """In the kernel, when time is up: how many seconds from the start the ranks get instead.
+        """In the kernel, when time is up: how many seconds in all the ranks get instead.
 
-        The launch ends unless a listener names more seconds than have passed.
+        They count from the last fork. Who counts from `on_start`, which comes a little earlier,
+        gives the ranks that much more. The launch ends unless a listener names more seconds than
+        have passed.
         """
         return 0.0
 

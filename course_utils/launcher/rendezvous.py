@@ -38,13 +38,13 @@ class Rendezvous:
     Args:
         world_size: number of ranks.
         nodes: number of nodes, which divides `world_size`.
-        timeout: seconds until the launch ends; torch waits longer than that.
+        timeout_s: until the launch ends; torch waits longer than that.
     """
 
-    def __init__(self, world_size: int, nodes: int, timeout: float) -> None:
+    def __init__(self, world_size: int, nodes: int, timeout_s: float) -> None:
         self.world_size = world_size
         self.nodes = nodes
-        self.timeout = timedelta(seconds=timeout) + _SLACK
+        self._torchs_timeout = timedelta(seconds=timeout_s) + _SLACK
         self._opened = contextlib.ExitStack()
         self._server: dist.TCPStore | None = None  # in rank 0, as long as it lives
 
@@ -129,13 +129,13 @@ class Rendezvous:
         else:
             self._socket.close()
         store = dist.FileStore(self._store_path, self.world_size)
-        store.set_timeout(self.timeout)
+        store.set_timeout(self._torchs_timeout)
         device = None
         if "nccl" in backend:  # otherwise torch takes the GPU that has the local rank's number
             device = torch.device("cuda", torch.cuda.current_device())
         dist.init_process_group(
             backend,
-            timeout=self.timeout,
+            timeout=self._torchs_timeout,
             store=store,
             rank=rank,
             world_size=self.world_size,
@@ -147,7 +147,7 @@ class Rendezvous:
             _LOOPBACK,
             self._port,
             is_master=True,
-            timeout=self.timeout,
+            timeout=self._torchs_timeout,
             wait_for_workers=False,
             master_listen_fd=os.dup(self._socket.fileno()),
         )

@@ -36,15 +36,19 @@ class Stopped(KeyboardInterrupt):
 
 @contextlib.contextmanager
 def stop_button() -> Iterator[list[float]]:
-    """When the button was pressed, in seconds on the system's monotonic clock; empty at first.
+    """Within, presses of the button are only noted; `WorkerGroup.results` looks for one, and stops.
 
-    `WorkerGroup.results` looks at it and stops. Only while a result is rebuilt, which runs code of
-    the learner's and may last, a press interrupts at once; see `a_press_ends_rebuilding`.
+    Only while a result is rebuilt, which runs code of the learner's and may last, a press
+    interrupts at once; see `a_press_ends_rebuilding`.
+
+    Yields:
+        When the button was pressed: a list that is empty at first, and grows by each press. In
+        seconds on the system's monotonic clock.
     """
-    pressed: list[float] = []
+    press_times_s: list[float] = []
 
     def note_press(number: int, frame: Any) -> None:
-        pressed.append(time.monotonic())
+        press_times_s.append(time.monotonic())
         if _rank_being_rebuilt is not None:
             sentence = _(
                 "Stopped while the result of rank {rank} was rebuilt; nothing is left running.",
@@ -59,9 +63,9 @@ def stop_button() -> Iterator[list[float]]:
         if old_handler is None:  # it was set by compiled code
             old_handler = signal.SIG_DFL
     try:
-        yield pressed
+        yield press_times_s
     finally:
-        if pressed:  # takes further presses, which could hit ipykernel while it replies
+        if press_times_s:  # takes further presses, which could hit ipykernel while it replies
             time.sleep(1.0)
         if _is_main_thread():
             signal.signal(signal.SIGINT, old_handler)

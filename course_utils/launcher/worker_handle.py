@@ -105,7 +105,7 @@ class WorkerHandle:
 
     @property
     def is_over(self) -> bool:
-        """Whether this rank has shut down as a program does, or is dead."""
+        """Whether this rank has shut down as a program does, is dead, or was never forked."""
         return self.has_shut_down or self.status is not None or not self.pid
 
     @property
