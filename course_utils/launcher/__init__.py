@@ -86,7 +86,8 @@ The files of this folder do the same, and each adds what the core lacks:
 
 How they work together, from `launch(fn)` to `results[0]`:
 
-    launch.launch                   carries out what `course_utils.launch` has checked and chosen
+    launch.launch                   carries out what `course_utils.launch`, in `notebook.py`, has
+                                    checked and chosen
       WorkerGroup.start             listeners get ready, the rendezvous opens; then for all ranks:
         WorkerHandle.open, os.fork  a channel, a pipe for output, a file for its stack; a process
           WorkerMain.run            in the rank: one thread, streams and signals of its own

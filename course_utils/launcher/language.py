@@ -147,13 +147,16 @@ def _filled(template: str, fields: dict[str, Any]) -> str:
 
     Whether a field begins or ends with Chinese, a template cannot know: `rank 3` does not,
     and a place in the learner's code may do either.
+
+    `See {a} {b}.` is split into `See`, then a space, `{a}`, a space and no words, then no space,
+    `{b}`, no space and `.`: the space between the two fields counts as one after the first.
     """
     if not fields:
         return template
-    text, *rest = _FIELD.split(template)
-    space = ""  # that the template has before the next field
-    for first in range(0, len(rest), 4):
-        before, field, after, words = rest[first : first + 4]
+    text, *parts = _FIELD.split(template)
+    space = ""  # after the last field, if the next one follows at once
+    for first in range(0, len(parts), 4):
+        before, field, after, words = parts[first : first + 4]
         value = field.format(**fields)
         text = _joined(text, value, before or space)
         text = _joined(text, words, after)

@@ -90,13 +90,13 @@ def print_in_rank_order(pieces: Pieces) -> None:
     for rank, pieces_of_rank in enumerate(pieces):
         for text, _mark in pieces_of_rank:
             if text:
-                lines.append(named(rank, text))
+                lines.append(prefixed(rank, text))
     if lines:  # ipykernel opens a socket for each thread that writes, even nothing
         sys.stdout.write("".join(lines))
         sys.stdout.flush()
 
 
-def named(rank: int, text: str) -> str:
+def prefixed(rank: int, text: str) -> str:
     """A text of a rank, with its name before each line."""
     name = f"[rank {rank}] "
     lines = text.removesuffix("\n").replace("\n", f"\n{name}")

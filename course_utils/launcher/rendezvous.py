@@ -63,13 +63,13 @@ class Rendezvous:
             self._opened.callback(os.close, descriptor)
             self._store_path = f"/proc/self/fd/{descriptor}"
         else:
-            self._store_path = f"{self.folder()}/store"
+            self._store_path = f"{self.make_folder()}/store"
 
     def _listen(self) -> None:
         self._socket.listen(self.world_size + _MORE_CLIENTS)
 
-    def folder(self) -> str:
-        """A private folder, made when somebody needs it, which ends with the launch.
+    def make_folder(self) -> str:
+        """The path of a private folder, which ends with the launch; make it if need be.
 
         A rank's `multiprocessing` has its sockets there: a stopped DataLoader worker leaves them.
         """
@@ -114,14 +114,14 @@ class Rendezvous:
 
     def serve(self, rank: int) -> None:
         """In a worker, for a group that the learner will make: rank 0 serves the address."""
-        _say_agent_serves_only(self._port)
+        _answer_for_our_port_alone(self._port)
         if rank == 0:
             self._start_server()
         self._socket.close()
 
     def join(self, backend: str, rank: int) -> None:
         """In a worker: join the group of all ranks, and be ready for others that it may make."""
-        _say_agent_serves_only(self._port)
+        _answer_for_our_port_alone(self._port)
         if rank == 0:
             self._listen()
             # No `threading.Thread`: the learner's program, and the record, would count it.
@@ -165,7 +165,7 @@ class Rendezvous:
         self._opened.close()
 
 
-def _say_agent_serves_only(our_port: int) -> None:
+def _answer_for_our_port_alone(our_port: int) -> None:
     """Replace torch's question whether somebody serves a store: only the one at our port is served.
 
     TORCHELASTIC_USE_AGENT_STORE says so of whatever address stands in the environment when torch

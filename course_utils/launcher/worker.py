@@ -84,8 +84,8 @@ class WorkerMain:
     ) -> None:
         rank = self.handle.rank
         os.environ.update(rendezvous.environment(rank))
-        multiprocessing.util.get_temp_dir = rendezvous.folder
-        share_folder_with_spawned(rendezvous.folder)
+        multiprocessing.util.get_temp_dir = rendezvous.make_folder
+        share_folder_with_spawned(rendezvous.make_folder)
         _set_debug_level()
         with contextlib.ExitStack() as listening:
             for listener in self.listeners:

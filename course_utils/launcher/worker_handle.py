@@ -126,7 +126,7 @@ class WorkerHandle:
 
     def read(self) -> None:
         """Take in everything that has arrived, and notice the end."""
-        # First, so that all it sent before its end is read below, and counts.
+        # Reap before reading: then all that the rank sent before its end is read below, and counts.
         has_just_died = self._is_alive and self._reap(os.WNOHANG)
         self._read_output()
         self._read_messages()
@@ -142,6 +142,9 @@ class WorkerHandle:
 
         Args:
             flags: of `waitpid`; without `WNOHANG`, it waits for the end.
+
+        Returns:
+            Whether the process has ended.
         """
         # A kernel that ignores SIGCHLD has its children reaped for it, and never hears how they
         # ended: then waiting raises ChildProcessError.
@@ -243,10 +246,13 @@ class WorkerHandle:
             self._take(message_kind, content)
         except Stopped:
             raise
-        except BaseException as error:  # an object may end its own rebuilding by sys.exit()
+        # A result, that is: all else are plain texts and numbers. It may end its own rebuilding by
+        # sys.exit().
+        except BaseException as error:
             note, in_english = in_two_languages(_cannot_be_rebuilt, error)
             failure = errors.from_exception(self.rank, error, note, in_english)
-            self.failure = self.failure or failure  # once a part is lost, what follows fails, too
+            # Once a part is lost, what follows fails, too: here the first failure counts.
+            self.failure = self.failure or failure
 
     def _take(self, kind: bytes, content: Any) -> None:
         if kind == transport.BUFFER:
@@ -265,8 +271,8 @@ class WorkerHandle:
             self.pending_work = None
         elif kind == transport.PENDING:
             self.pending_work = value
-        else:
-            self.failure = value
+        elif kind == transport.FAILED:
+            self.failure = value  # a second one goes instead of the first, which it names
 
     def _read_output(self) -> None:
         for _attempt in range(_READS):
