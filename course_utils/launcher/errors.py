@@ -511,7 +511,7 @@ def race_error(
     """
     alike, others = _root_cause_and_others(failures)
     failed = [failure.rank for failure in alike]
-    racing = sorted([*failed, winner])
+    racing = [*failed, winner]
     failed_so = _(
         "of ranks {ranks}, all but one failed: {story}",
         ranks=ranks_listed(racing),

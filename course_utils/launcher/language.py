@@ -80,9 +80,10 @@ def ngettext(for_one: str, for_many: str, count: int, /, **fields: Any) -> str:
     if catalogue is not None:
         translation = catalogue.ngettext(for_one, for_many, count)
         return _filled(translation, fields)
+    template = for_many
     if count == 1:
-        return _filled_in_english(for_one, fields)
-    return _filled_in_english(for_many, fields)
+        template = for_one
+    return _filled_in_english(template, fields)
 
 
 def N_(message: str) -> str:

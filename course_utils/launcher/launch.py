@@ -69,18 +69,16 @@ def launch(
         with stop_button() as press_times_s, contextlib.closing(group):
             group.start(fn, args, backend)
             values = group.results(press_times_s)
+        results = Results(values, group.output())
+        results.unfinished = group.unfinished
+        if press_times_s:  # too late to stop anything here, but who pressed wants the cell to end
+            raise Stopped(results=results)
     except Stopped as stopped:
         stopped.unfinished = group.unfinished
         raise
     finally:
         show_output = show or print_in_rank_order
         show_output(group.output_pieces())
-    results = Results(values, group.output())
-    results.unfinished = group.unfinished
-    if press_times_s:  # too late to stop anything here, but who pressed wants the cell to end
-        stopped = Stopped(results=results)
-        stopped.unfinished = group.unfinished
-        raise stopped
     return results
 
 

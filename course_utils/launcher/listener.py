@@ -38,7 +38,7 @@ class Listener:
 
         They count from the last fork. Who counts from `on_start`, which comes a little earlier,
         gives the ranks that much more. The launch ends unless a listener names more seconds than
-        have passed.
+        have passed; one that fails names none.
         """
         return 0.0
 

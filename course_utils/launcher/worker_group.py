@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from io import FileIO
 from multiprocessing.connection import wait
@@ -198,7 +198,8 @@ class WorkerGroup:
                 self._deadline_s = min(self._deadline_s, failure.when + _GRACE_S)
         elif time.monotonic() > self._deadline_s:
             for listener in self.listeners:
-                self.timeout_s = max(self.timeout_s, listener.on_timeout())
+                with self._survived(listener):
+                    self.timeout_s = max(self.timeout_s, listener.on_timeout())
             self._deadline_s = self._watched_since_s + self.timeout_s
 
     def _poll(self, awaited: Sequence[WorkerHandle], seconds_left: float) -> bool:
@@ -213,22 +214,25 @@ class WorkerGroup:
         return self._poll_listeners()
 
     def _poll_listeners(self, final: bool = False) -> bool:
-        """Let the listeners look, and return what `_poll` does.
-
-        One that fails is told of once, and ends no launch.
-        """
+        """Let the listeners look, but for those that have failed, and return what `_poll` does."""
         hang_is_proven = False
         for listener in self.listeners:
             if listener in self._failed_listeners and not final:
                 continue
-            try:
+            with self._survived(listener):
                 if listener.on_poll(self.workers, final):
                     hang_is_proven = True
-            except Exception as error:
-                if listener not in self._failed_listeners:
-                    self._failed_listeners.append(listener)
-                    _warn_about(listener, error)
         return hang_is_proven
+
+    @contextlib.contextmanager
+    def _survived(self, listener: Listener) -> Iterator[None]:
+        """Within, a listener that fails ends no launch; it is told of once."""
+        try:
+            yield
+        except Exception as error:
+            if listener not in self._failed_listeners:
+                self._failed_listeners.append(listener)
+                _warn_about(listener, error)
 
     def _wait_until_ended(self) -> None:
         """All ranks have returned: wait until they have ended as a program does, or time is up.
@@ -303,17 +307,18 @@ class WorkerGroup:
     def _worker_error(
         self, failures: list[errors.Failure], unsettled: list[WorkerHandle]
     ) -> errors.WorkerError:
-        error = errors.worker_error(failures, self.world_size, self.output())
+        output = self.output()
+        error = errors.worker_error(failures, self.world_size, output)
         root_cause = error.failures[0]
         winner = self._winner_of_port(root_cause, unsettled)
         if winner is not None:
-            return errors.race_error(failures, winner, self.world_size, self.output())
+            return errors.race_error(failures, winner, self.world_size, output)
         if root_cause.echo != echoes.WAITED or not unsettled:
             return error
         # A rank gave up waiting for others, so it helps to know where those are.
         stacks = self._stacks(unsettled)
         stacks_of_unsettled = {worker.rank: stacks[worker.rank] for worker in unsettled}
-        return errors.worker_error(failures, self.world_size, self.output(), stacks_of_unsettled)
+        return errors.worker_error(failures, self.world_size, output, stacks_of_unsettled)
 
     def _winner_of_port(
         self, root_cause: errors.Failure, unsettled: list[WorkerHandle]
@@ -355,12 +360,10 @@ class WorkerGroup:
         for worker in unsettled:
             worker.signal_all(signal.SIGCONT)
         deadline_s = time.monotonic() + _TERMINATE_S
-        ending = self._still_ending()
-        while ending and time.monotonic() < deadline_s:
-            _wait_for_any(ending, _POLL_S)
+        while self._still_ending() and time.monotonic() < deadline_s:
+            _wait_for_any(self._still_ending(), _POLL_S)
             for worker in self.workers:
                 worker.read()
-            ending = self._still_ending()
         self._note_unfinished()
 
     def close(self) -> None:
