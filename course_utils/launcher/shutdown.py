@@ -3,6 +3,12 @@
 When a function has returned or failed, `torchrun` lets Python end: threads that still save come to
 their end, processes are joined and queues written, functions of `atexit` run, files are flushed.
 A rank does all of this as well. What it has inherited is left alone: the kernel will end by itself.
+
+So there are three moments:
+
+    tracker_kept          in the kernel, around the fork
+    disown_kernel_state   in the rank, right after it: forget what the kernel does at its end
+    shut_down             in the rank, when its function has returned or failed
 """
 
 import atexit
