@@ -36,7 +36,7 @@ class Descendants:
     """All processes that one rank starts.
 
     Args:
-        pids: an open file, shared by all ranks, into which every process id is written.
+        pids: An open file, shared by all ranks, into which every process id is written.
     """
 
     def __init__(self, pids: FileIO) -> None:
@@ -135,7 +135,7 @@ def share_folder_with_spawned(folder: Callable[[], str]) -> None:
     Otherwise each of them makes one, which nobody removes if the process is killed.
 
     Args:
-        folder: makes the folder if it is not there yet, and returns its path.
+        folder: Makes the folder if it is not there yet, and returns its path.
     """
     for kind in ("SpawnProcess", "ForkServerProcess"):
         process = getattr(multiprocessing.context, kind)

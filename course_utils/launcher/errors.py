@@ -56,14 +56,14 @@ class Failure:
     """How one rank failed, and when (seconds on the system's monotonic clock).
 
     Attributes:
-        headline: its name and its words, such as `ValueError: boom`.
-        in_english: the headline in English, by which its likely reason is looked up, where it is a
+        headline: Its name and its words, such as `ValueError: boom`.
+        in_english: The headline in English, by which its likely reason is looked up, where it is a
             message of the course; else empty.
-        frames: the stack at which it was raised, outermost first.
-        echo: what kind of complaint about other ranks it is, see `echoes`; empty for a cause.
-        hides_a_cause: it was raised while an exception was handled that is no such complaint.
-        details: what caused it, its notes, and the members of an ExceptionGroup, a line each.
-        died: the process ended without a word, such as by a signal.
+        frames: The stack at which it was raised, outermost first.
+        echo: What kind of complaint about other ranks it is, see `echoes`; empty for a cause.
+        hides_a_cause: It was raised while an exception was handled that is no such complaint.
+        details: What caused it, its notes, and the members of an ExceptionGroup, a line each.
+        died: The process ended without a word, such as by a signal.
     """
 
     rank: int
@@ -144,11 +144,11 @@ class WorkerError(RuntimeError):
     """At least one rank failed; the others were stopped.
 
     Attributes:
-        parts: the paragraphs of the message: what failed, the likely reason, who was stopped.
-        rank: the rank that is the root cause.
-        failures: every failure that was seen, the root cause first.
-        output: what each rank printed, by rank.
-        trace: with `launch(trace=True)`, what was recorded until then; else None.
+        parts: The paragraphs of the message: what failed, the likely reason, who was stopped.
+        rank: The rank that is the root cause.
+        failures: Every failure that was seen, the root cause first.
+        output: What each rank printed, by rank.
+        trace: With `launch(trace=True)`, what was recorded until then; else None.
     """
 
     trace: Any = None
@@ -182,13 +182,13 @@ class WorkerTimeout(WorkerError):
     Its parts are who was not done, a row for every rank, and why.
 
     Attributes:
-        when: time was up, in seconds on the system's monotonic clock.
-        seconds: how long the ranks had; infinite if it is proven that they will never be done. A
+        when: Time was up, in seconds on the system's monotonic clock.
+        seconds: How long the ranks had; infinite if it is proven that they will never be done. A
             listener fills in the rest.
-        waiting: by rank, where it was, also of ranks that didn't wait: a `Whereabouts` of the room
+        waiting: By rank, where it was, also of ranks that didn't wait: a `Whereabouts` of the room
             `hang`, with its state, its line, its calls, and what it waited in.
-        absent: the ranks that others waited for, and that waited for none.
-        pattern: the name of the diagnosis, such as "order" or "uneven"; None where there is none.
+        absent: The ranks that others waited for, and that waited for none.
+        pattern: The name of the diagnosis, such as "order" or "uneven"; None where there is none.
     """
 
     def __init__(
@@ -212,10 +212,10 @@ def from_exception(
     """In the worker: what an exception says, in words that survive the trip to the kernel.
 
     Args:
-        rank: where it was raised.
-        error: the exception.
-        note: what is said instead of its own words.
-        in_english: the note in English, by which the likely reason is looked up.
+        rank: Where it was raised.
+        error: The exception.
+        note: What is said instead of its own words.
+        in_english: The note in English, by which the likely reason is looked up.
     """
     if _is_of_checkpoint(error):
         return _from_checkpoint(rank, error, error.failures)
@@ -273,9 +273,9 @@ def _from_checkpoint(rank: int, error: BaseException, failures: dict[int, Any]) 
     """If `dcp.save` failed on some ranks, all ranks raise what all of these have raised.
 
     Args:
-        rank: the rank that raised `error`.
-        error: the CheckpointException.
-        failures: by rank that failed, its exception and that exception's stack.
+        rank: The rank that raised `error`.
+        error: The CheckpointException.
+        failures: By rank that failed, its exception and that exception's stack.
     """
     frames = _frames(error)
     when = time.monotonic()
@@ -434,9 +434,9 @@ def from_exit(rank: int, status: int, dump: str) -> Failure:
     """In the kernel: the failure of a rank that ended without a word.
 
     Args:
-        rank: which rank.
-        status: its exit status, or minus the signal's number, or `UNKNOWN_STATUS`.
-        dump: what faulthandler has written about it, if it crashed.
+        rank: Which rank.
+        status: Its exit status, or minus the signal's number, or `UNKNOWN_STATUS`.
+        dump: What faulthandler has written about it, if it crashed.
     """
     headline, in_english = in_two_languages(_how_it_died_early, status)
     crash = dump.partition("Fatal Python error")[2]  # before it: stacks that were asked for
@@ -479,10 +479,10 @@ def worker_error(
     """The error that names the root cause among the failures seen.
 
     Args:
-        failures: all that were heard, at least one.
-        world_size: number of ranks.
-        output: by rank, what it printed.
-        stacks_of_others: where ranks without a failure are, if that is worth telling.
+        failures: All that were heard, at least one.
+        world_size: Number of ranks.
+        output: By rank, what it printed.
+        stacks_of_others: Where ranks without a failure are, if that is worth telling.
     """
     alike, others = _root_cause_and_others(failures)
     root = alike[0]
@@ -596,10 +596,10 @@ def worker_timeout(
     """The error for ranks that are not done in time.
 
     Args:
-        stacks_by_rank: where each rank is.
-        output: by rank, what it printed.
-        seconds: how long they had; infinite if it is proven that they will never be done.
-        when: time was up, in seconds on the system's monotonic clock.
+        stacks_by_rank: Where each rank is.
+        output: By rank, what it printed.
+        seconds: How long they had; infinite if it is proven that they will never be done.
+        when: Time was up, in seconds on the system's monotonic clock.
     """
     running = [rank for rank, frames in stacks_by_rank.items() if frames is not None]
     rows = []

@@ -64,9 +64,9 @@ def _(message: str, /, **fields: Any) -> str:
     """A message in the learner's language.
 
     Args:
-        message: a template, which is also the key in the catalogue. Without fields it is taken as
+        message: A template, which is also the key in the catalogue. Without fields it is taken as
             it is.
-        **fields: values for its places, as `str.format` takes them.
+        **fields: Values for its places, as `str.format` takes them.
     """
     catalogue = _catalogue()
     if catalogue is None or not message:  # gettext has its header under the empty text

@@ -26,8 +26,8 @@ class Listener:
         """In the kernel, about ten times a second, and once at the end.
 
         Args:
-            workers: the handles of all ranks.
-            final: the ranks are gone, or none has started; this is the last call.
+            workers: The handles of all ranks.
+            final: The ranks are gone, or none has started; this is the last call.
 
         Returns:
             True if the ranks will never be done, which ends the launch.
@@ -46,8 +46,8 @@ class Listener:
         """In the kernel, when a launch fails, before the ranks are stopped.
 
         Args:
-            stacks: where each rank is; empty unless time was up.
-            error: its `parts` may be replaced by better ones.
+            stacks: Where each rank is; empty unless time was up.
+            error: Its `parts` may be replaced by better ones.
         """
 
     def on_exit(self) -> None:
@@ -58,7 +58,7 @@ class ScaledTimeout(Listener):
     """Gives ranks more time if this machine is slow when their time is up.
 
     Args:
-        timeout_s: seconds that are long enough on a quiet machine.
+        timeout_s: Seconds that are long enough on a quiet machine.
     """
 
     def __init__(self, timeout_s: float) -> None:

@@ -182,10 +182,10 @@ def of_failure(headline: str, frames: Sequence[Frame], output: str, died: bool =
     """The likely reason for a failure, or an empty text.
 
     Args:
-        headline: what the exception says, or how the process died.
-        frames: of the stack at which it failed, outermost first.
-        output: what the rank printed.
-        died: whether the process died, rather than raising an exception.
+        headline: What the exception says, or how the process died.
+        frames: Of the stack at which it failed, outermost first.
+        output: What the rank printed.
+        died: Whether the process died, rather than raising an exception.
     """
     if died:
         return _of_death(headline, frames)

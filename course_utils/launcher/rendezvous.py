@@ -36,9 +36,9 @@ class Rendezvous:
     """The meeting point of `world_size` ranks, laid out as `nodes` equal nodes of one machine.
 
     Args:
-        world_size: number of ranks.
-        nodes: number of nodes, which divides `world_size`.
-        timeout_s: until the launch ends; torch waits longer than that.
+        world_size: Number of ranks.
+        nodes: Number of nodes, which divides `world_size`.
+        timeout_s: Seconds until the launch ends; torch waits longer than that.
     """
 
     def __init__(self, world_size: int, nodes: int, timeout_s: float) -> None:

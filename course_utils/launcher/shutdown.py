@@ -45,9 +45,9 @@ class PendingWork:
     """What a rank is still waiting for although its function is over.
 
     Attributes:
-        description: such as `thread saver`.
-        frame: where that stands, in the learner's code.
-        is_thread: a thread of the learner's, which may be reading a queue of the notebook.
+        description: Such as `thread saver`.
+        frame: Where that stands, in the learner's code.
+        is_thread: A thread of the learner's, which may be reading a queue of the notebook.
     """
 
     description: str
@@ -208,7 +208,7 @@ def shut_down(report: Callable[[PendingWork], None]) -> None:
     """End as Python does.
 
     Args:
-        report: hears again and again what keeps the rank from ending.
+        report: Hears again and again what keeps the rank from ending.
     """
     if not _has_something_to_wait_for():
         _take_every_step()  # without a thread that watches, which would take 1 ms of each launch

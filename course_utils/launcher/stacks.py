@@ -131,11 +131,11 @@ class Stack(list[Frame]):
     """Frames, outermost first.
 
     Attributes:
-        handles: what the exception says that the main thread handles, and the learner's line that
+        handles: What the exception says that the main thread handles, and the learner's line that
             raised it.
-        thread_ended_by: the same of an exception that has ended a different thread.
-        threads: the frames of the rank's other threads that stand in torch.distributed.
-        has_threads: whether any thread runs that the learner's function has started.
+        thread_ended_by: The same of an exception that has ended a different thread.
+        threads: The frames of the rank's other threads that stand in torch.distributed.
+        has_threads: Whether any thread runs that the learner's function has started.
     """
 
     handles: tuple[str, Frame] | None = None

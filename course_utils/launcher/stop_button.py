@@ -17,8 +17,8 @@ class Stopped(KeyboardInterrupt):
     """The stop button was pressed. All ranks are gone, and IPython shows this in a line or two.
 
     Attributes:
-        results: the `Results`, if all ranks had returned when the button was pressed; else None.
-        unfinished: sentences on what ranks that had returned had not ended by then.
+        results: The `Results`, if all ranks had returned when the button was pressed; else None.
+        unfinished: Sentences on what ranks that had returned had not ended by then.
     """
 
     def __init__(self, sentence: str = "", results: Any = None) -> None:

@@ -148,8 +148,8 @@ def pack(
     """A picklable object as it is now, for `unpack`.
 
     Args:
-        value: the object.
-        stays_in_the_stream: is asked of each buffer. Without it, all buffers stay.
+        value: The object.
+        stays_in_the_stream: Is asked of each buffer. Without it, all buffers stay.
     """
     stream = BytesIO()
     pickler = _Pickler(stream, protocol=5, buffer_callback=stays_in_the_stream)

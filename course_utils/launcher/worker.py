@@ -40,10 +40,10 @@ class WorkerMain:
     """One rank as it finds itself after the fork.
 
     Attributes:
-        handle: the rank uses its `worker_socket`, `output_writer` and `stack_file`.
-        kernel_pid: process id of the parent.
-        has_reported: the kernel has a result or a failure, so it finds this rank settled.
-        pid: of this rank; a process that its function forks has a different one.
+        handle: The rank uses its `worker_socket`, `output_writer` and `stack_file`.
+        kernel_pid: Process id of the parent.
+        has_reported: The kernel has a result or a failure, so it finds this rank settled.
+        pid: Of this rank; a process that its function forks has a different one.
     """
 
     handle: WorkerHandle
@@ -128,7 +128,7 @@ class WorkerMain:
         result, and the kernel would take that for the rank's.
 
         Args:
-            error: what the function raised in this process, if it did.
+            error: What the function raised in this process, if it did.
         """
         status = 0
         try:
@@ -232,7 +232,7 @@ class WorkerMain:
         """Shut down as a program does, but hold the connections to peers until the kernel kills.
 
         Args:
-            unreported: what was raised and not yet reported, if anything was.
+            unreported: What was raised and not yet reported, if anything was.
         """
         try:
             if not self.has_reported:  # no failure ends in silence

@@ -45,9 +45,9 @@ class WorkerGroup:
     """All ranks of one launch.
 
     Attributes:
-        workers: a handle for each rank, by rank.
-        timeout_s: from the last fork until all ranks must be done; listeners may extend it.
-        unfinished: a sentence for each rank whose function had returned but which hadn't ended.
+        workers: A handle for each rank, by rank.
+        timeout_s: Seconds from the last fork until all must be done; listeners may extend it.
+        unfinished: A sentence for each rank whose function had returned but which hadn't ended.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class WorkerGroup:
         """Have all listeners get ready, and fork every rank.
 
         Raises:
-            WorkerError: the system has no process, descriptor, memory or address left.
+            WorkerError: The system has no process, descriptor, memory or address left.
         """
         try:
             self._open(listens=backend is None)
@@ -147,15 +147,15 @@ class WorkerGroup:
         """Wait for what every rank returns. Whatever is raised, `close` stops the ranks.
 
         Args:
-            press_times_s: when the stop button was pressed; empty until it is.
+            press_times_s: When the stop button was pressed; empty until it is.
 
         Returns:
             By rank, what its function returned.
 
         Raises:
-            Stopped: the stop button was pressed before all functions had returned.
-            WorkerError: a rank failed.
-            WorkerTimeout: the ranks weren't done in time, or never will be.
+            Stopped: The stop button was pressed before all functions had returned.
+            WorkerError: A rank failed.
+            WorkerTimeout: The ranks weren't done in time, or never will be.
         """
         self._press_times_s = press_times_s
         self._watched_since_s = time.monotonic()

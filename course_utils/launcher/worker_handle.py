@@ -37,16 +37,16 @@ class WorkerHandle:
     | is dead, killed by us or otherwise  | `status` is there, so it `is_over`                |
 
     Attributes:
-        pid: of the process; 0 before it is forked.
-        result: what the function returned, once `settled`.
-        failure: how the rank failed, or None.
-        status: the exit status, or minus the signal's number; None while the process lives, and
+        pid: Of the process; 0 before it is forked.
+        result: What the function returned, once `settled`.
+        failure: How the rank failed, or None.
+        status: The exit status, or minus the signal's number; None while the process lives, and
             `errors.UNKNOWN_STATUS` where nobody heard it.
-        pending_work: what the rank is waiting for although its function is over.
-        has_shut_down: the rank has reported that it has shut down as a program does.
-        late_death: how it died although it had returned and wasn't stopped.
-        output: what it printed.
-        stack_signals: two signals by which it is asked for its stack; see `stack_writer`.
+        pending_work: What the rank is waiting for although its function is over.
+        has_shut_down: The rank has reported that it has shut down as a program does.
+        late_death: How it died although it had returned and wasn't stopped.
+        output: What it printed.
+        stack_signals: Two signals by which it is asked for its stack; see `stack_writer`.
     """
 
     def __init__(self, rank: int) -> None:
@@ -141,7 +141,7 @@ class WorkerHandle:
         """Reap the process if it has ended, and kill what it has left in its process group.
 
         Args:
-            flags: of `waitpid`; without `WNOHANG`, it waits for the end.
+            flags: Of `waitpid`; without `WNOHANG`, it waits for the end.
 
         Returns:
             Whether the process has ended.
