@@ -246,9 +246,8 @@ class WorkerHandle:
             self._take(message_kind, content)
         except Stopped:
             raise
-        # A result, that is: all else are plain texts and numbers. It may end its own rebuilding by
-        # sys.exit().
-        except BaseException as error:
+        except BaseException as error:  # an object may end its own rebuilding by sys.exit()
+            # It's about a result: all else that a rank sends is plain texts and numbers.
             note, in_english = in_two_languages(_cannot_be_rebuilt, error)
             failure = errors.from_exception(self.rank, error, note, in_english)
             # Once a part is lost, what follows fails, too: here the first failure counts.
