@@ -1,9 +1,8 @@
 """Who waits where, for whom, and why: the report of a hang.
 
-The launcher calls a listener, and everything begins there. In a notebook that is `Early`, of
-`course_utils/live.py`: a `HangReport` that shows where the ranks are if a person looks on, and
-knows how long a silence is then (5 s, or 0.5 s where a rank has returned). So most hangs are
-reported long before a timeout:
+The launcher calls a listener, and everything begins there. In a notebook that is `live.Early`, a
+`HangReport` that knows how long a silence is (5 s, or 0.5 s where a rank has returned) and shows
+where the ranks are. So most hangs are reported long before a timeout:
 
     WorkerGroup._poll               about ten times a second, while ranks run
       HangReport.on_poll            has anybody called anything, returned, or ended since?
