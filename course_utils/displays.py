@@ -23,7 +23,7 @@ from IPython.lib.pretty import pretty
 
 from course_utils.launcher.captured_output import MARK
 from course_utils.launcher.language import _
-from course_utils.launcher.launch import Pieces, named
+from course_utils.launcher.launch import Pieces, prefixed
 from course_utils.launcher.listener import Listener
 from course_utils.launcher.transport import anonymous_file
 from course_utils.launcher.worker import no_keyboard
@@ -154,7 +154,7 @@ class _Page:
 
     def print(self, rank: int, text: str) -> None:
         if text:
-            self._text += named(rank, _shortened(text, rank))
+            self._text += prefixed(rank, _shortened(text, rank))
             self._displaying = None
 
     def display(self, rank: int, shown: _Shown) -> None:

@@ -22,9 +22,9 @@ from IPython import get_ipython
 from course_utils.devices import nccl
 from course_utils.devices.placement import CPU, Placement, gpu_count
 from course_utils.launcher import torch_private
-from course_utils.launcher.descendants import LIBC
 from course_utils.launcher.errors import WorkerError
 from course_utils.launcher.language import _
+from course_utils.launcher.libc import LIBC
 from course_utils.launcher.listener import Listener
 from course_utils.launcher.stacks import Frame, learners_frame
 

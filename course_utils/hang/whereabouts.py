@@ -9,7 +9,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from course_utils.launcher.language import N_, _
-from course_utils.launcher.stacks import AFTER_START, STARTS, Frame, Stack, learners_frame
+from course_utils.launcher.stacks import (
+    CALLED_AFTER_JOINING,
+    RUN_FUNCTION,
+    Frame,
+    Stack,
+    learners_frame,
+)
 from course_utils.launcher.words import ranks_named
 from course_utils.record.event import ASYNC, BACKWARD, KINDS, USER_THREAD, Event, Log, key_of
 
@@ -238,7 +244,7 @@ def _look_at_stack(whereabouts: Whereabouts, frames: Stack) -> None:
         whereabouts.state = "held"
         whereabouts.blocker = holder
         if holder in _HAND_OVER:
-            whereabouts.ended = frames.ended
+            whereabouts.ended = frames.thread_ended_by
     elif call:
         whereabouts.set_waiting(call, whereabouts.calls, learner_frame)
         whereabouts.only_calls = whereabouts.blocker in KINDS or _only_calls(frames)
@@ -254,9 +260,9 @@ def _starts(frames: list[Frame], whereabouts: Whereabouts) -> bool:
     The record is read later than the stack, so a rank without calls may have returned meanwhile.
     """
     outermost, *names = [frame.name for frame in frames]
-    if outermost != STARTS:
+    if outermost != RUN_FUNCTION:
         return False
-    if names and names[0] in AFTER_START:
+    if names and names[0] in CALLED_AFTER_JOINING:
         return False
     return "init_process_group" in names or not whereabouts.calls
 

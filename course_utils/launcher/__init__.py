@@ -79,13 +79,15 @@ The files of this folder do the same, and each adds what the core lacks:
     torch_private     Private names of torch, each with what happens where it is missing.
     language          Messages in the learner's language, which is the kernel's.
     words             Ranks in words: `ranks 0, 1 and 3`.
+    libc              The system's C library, for what Python has no function for.
     deadlines         A limit that only says "long enough" grows with how slow the machine is.
     listener          Recording, the report of a hang, and the live panel come in here. The
                       launcher knows none of them.
 
 How they work together, from `launch(fn)` to `results[0]`:
 
-    launch.launch                   carries out what `course_utils.launch` has checked and chosen
+    launch.launch                   carries out what `course_utils.launch`, in `notebook.py`, has
+                                    checked and chosen
       WorkerGroup.start             listeners get ready, the rendezvous opens; then for all ranks:
         WorkerHandle.open, os.fork  a channel, a pipe for output, a file for its stack; a process
           WorkerMain.run            in the rank: one thread, streams and signals of its own

@@ -19,7 +19,7 @@ class CapturedOutput:
     """The output of one rank, without marks; the middle is dropped when there is too much.
 
     Attributes:
-        received_bytes: how much has arrived in all, with what was dropped.
+        received_bytes: How much has arrived in all, with what was dropped.
     """
 
     def __init__(self) -> None:

@@ -8,7 +8,6 @@ rank's end and then kills the rank's process group.
 
 import _thread
 import contextlib
-import ctypes
 import functools
 import multiprocessing.context
 import multiprocessing.process
@@ -23,7 +22,8 @@ from collections.abc import Callable, Sequence
 from io import FileIO
 from typing import Any, BinaryIO
 
-LIBC = ctypes.CDLL(None)
+from course_utils.launcher.libc import LIBC
+
 _PR_SET_PDEATHSIG = 1
 # A shell starts the guard and ends at once, so the guard isn't the rank's child: a learner's code
 # may wait for all of its children. The guard is in the rank's process group, so its `kill 0` ends
@@ -36,7 +36,7 @@ class Descendants:
     """All processes that one rank starts.
 
     Args:
-        pids: an open file, shared by all ranks, into which every process id is written.
+        pids: An open file, shared by all ranks, into which every process id is written.
     """
 
     def __init__(self, pids: FileIO) -> None:
@@ -135,7 +135,7 @@ def share_folder_with_spawned(folder: Callable[[], str]) -> None:
     Otherwise each of them makes one, which nobody removes if the process is killed.
 
     Args:
-        folder: makes the folder if it is not there yet, and returns its path.
+        folder: Makes the folder if it is not there yet, and returns its path.
     """
     for kind in ("SpawnProcess", "ForkServerProcess"):
         process = getattr(multiprocessing.context, kind)

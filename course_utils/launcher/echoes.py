@@ -38,8 +38,8 @@ def kind_of(error: BaseException, words: str) -> str:
     """LOST or WAITED for such an echo, else an empty text.
 
     Args:
-        error: the exception.
-        words: what it says.
+        error: The exception.
+        words: What it says.
     """
     if not isinstance(error, RuntimeError):
         return ""

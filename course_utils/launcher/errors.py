@@ -15,10 +15,9 @@ from math import inf
 from typing import Any
 
 from course_utils.launcher import echoes, reasons, stacks
-from course_utils.launcher.language import _, capitalized, english, ngettext, sentences
+from course_utils.launcher.language import _, capitalized, in_two_languages, ngettext, sentences
 from course_utils.launcher.stacks import Frame
-from course_utils.launcher.words import ranks_listed, wrapped
-from course_utils.launcher.words import ranks_named as ranks
+from course_utils.launcher.words import ranks_listed, ranks_named, wrapped
 
 # By global rank its stack, outermost frame first: [] if it gave none, None if its function has
 # returned.
@@ -57,14 +56,14 @@ class Failure:
     """How one rank failed, and when (seconds on the system's monotonic clock).
 
     Attributes:
-        headline: its name and its words, such as `ValueError: boom`.
-        in_english: the headline in English, by which its likely reason is looked up, where it is a
+        headline: Its name and its words, such as `ValueError: boom`.
+        in_english: The headline in English, by which its likely reason is looked up, where it is a
             message of the course; else empty.
-        frames: the stack at which it was raised, outermost first.
-        echo: what kind of complaint about other ranks it is, see `echoes`; empty for a cause.
-        began_otherwise: such a complaint came while an exception of the rank's own was handled.
-        details: what caused it, its notes, and the members of an ExceptionGroup, a line each.
-        died: the process ended without a word, such as by a signal.
+        frames: The stack at which it was raised, outermost first.
+        echo: What kind of complaint about other ranks it is, see `echoes`; empty for a cause.
+        hides_a_cause: It was raised while an exception was handled that is no such complaint.
+        details: What caused it, its notes, and the members of an ExceptionGroup, a line each.
+        died: The process ended without a word, such as by a signal.
     """
 
     rank: int
@@ -72,7 +71,7 @@ class Failure:
     headline: str
     frames: Sequence[Frame] = ()
     echo: str = ""
-    began_otherwise: bool = False
+    hides_a_cause: bool = False
     details: Sequence[str] = ()
     died: bool = False
     in_english: str = ""
@@ -85,7 +84,7 @@ class Failure:
     @property
     def alike_key(self) -> tuple[bool, bool, str]:
         """What ranks that fail alike have in common: the headline without its numbers."""
-        return self.is_echo, self.began_otherwise, _NUMBERS.sub("#", self.headline)
+        return self.is_echo, self.hides_a_cause, _NUMBERS.sub("#", self.headline)
 
     def story(self) -> str:
         """The headline, what led to it, and the learner's lines, the last with its neighbours."""
@@ -111,24 +110,23 @@ class Failure:
         """The likely reason, if there is one to tell."""
         words = self.in_english or self.headline
         reason = reasons.of_failure(words, self.frames, output, self.died)
-        if reason or self.began_otherwise:
+        if reason or self.hides_a_cause:
             return reason
         return reasons.of_echo(self.echo, world_size)
 
-    def _order_of_blame(self) -> tuple[int, bool, bool, float]:
-        """A key for sorting: the smallest one is the root cause.
+    def _order_of_blame(self) -> tuple[bool, bool, bool, bool, float]:
+        """A key for sorting the failures of a launch: the smallest one is the root cause.
 
-        Causes come before echoes. Of these, a group's timer comes before lost connections, which
-        follow from it. A death comes before exceptions, even before those that are heard a moment
-        earlier: it cuts connections, and what its peers say of that may arrive first.
+        1. A cause comes before an echo.
+        2. Of echoes, one that hides a cause comes first.
+        3. A death comes before exceptions, even before those that are heard a moment earlier: it
+           cuts connections, and what its peers say of that may arrive first.
+        4. Of echoes, a group's timer comes before lost connections, which follow from it.
+        5. Otherwise the earlier one comes first.
         """
-        order = 0
-        if self.is_echo:
-            order = 2
-            if self.began_otherwise:
-                order = 1
+        hides_none = not self.hides_a_cause
         is_lost_connection = self.echo == echoes.LOST
-        return order, not self.died, is_lost_connection, self.when
+        return self.is_echo, hides_none, not self.died, is_lost_connection, self.when
 
 
 def _rows_of_callers(frames: list[Frame]) -> list[str]:
@@ -146,11 +144,11 @@ class WorkerError(RuntimeError):
     """At least one rank failed; the others were stopped.
 
     Attributes:
-        parts: the paragraphs of the message: what failed, the likely reason, who was stopped.
-        rank: the rank that is the root cause.
-        failures: every failure that was seen, the root cause first.
-        output: what each rank printed, by rank.
-        trace: with `launch(trace=True)`, what was recorded until then; else None.
+        parts: The paragraphs of the message: what failed, the likely reason, who was stopped.
+        rank: The rank that is the root cause.
+        failures: Every failure that was seen, the root cause first.
+        output: What each rank printed, by rank.
+        trace: With `launch(trace=True)`, what was recorded until then; else None.
     """
 
     trace: Any = None
@@ -184,12 +182,13 @@ class WorkerTimeout(WorkerError):
     Its parts are who was not done, a row for every rank, and why.
 
     Attributes:
-        when: time was up, in seconds on the system's monotonic clock.
-        seconds: how long the ranks had; infinite if it is proven that they will never be done. A
+        when: Time was up, in seconds on the system's monotonic clock.
+        seconds: How long the ranks had; infinite if it is proven that they will never be done. A
             listener fills in the rest.
-        waiting: by rank, where it was: its state, its line, its calls, and what it waited in.
-        absent: the ranks that others waited for, and that waited for none.
-        pattern: the name of the diagnosis, such as "order" or "uneven"; None where there is none.
+        waiting: By rank, where it was, also of ranks that didn't wait: a `Whereabouts` of the room
+            `hang`, with its state, its line, its calls, and what it waited in.
+        absent: The ranks that others waited for, and that waited for none.
+        pattern: The name of the diagnosis, such as "order" or "uneven"; None where there is none.
     """
 
     def __init__(
@@ -213,29 +212,29 @@ def from_exception(
     """In the worker: what an exception says, in words that survive the trip to the kernel.
 
     Args:
-        rank: where it was raised.
-        error: the exception.
-        note: what is said instead of its own words.
-        in_english: the note in English, by which the likely reason is looked up.
+        rank: Where it was raised.
+        error: The exception.
+        note: What is said instead of its own words.
+        in_english: The note in English, by which the likely reason is looked up.
     """
     if _is_of_checkpoint(error):
         return _from_checkpoint(rank, error, error.failures)
     headline, details = _headline_and_details(error, note)
-    kinds = []
+    echo_by_link = []
     for link in echoes.chain(error):
-        kind = echoes.kind_of(link, _words(link))
-        kinds.append(kind)
+        echo_of_link = echoes.kind_of(link, _words(link))
+        echo_by_link.append(echo_of_link)
     # To which address a connection failed stays, since `reasons` looks for it.
-    is_lost_connection = kinds[0] == echoes.LOST and "connect to" not in headline
+    is_lost_connection = echo_by_link[0] == echoes.LOST and "connect to" not in headline
     if is_lost_connection and not note:
         headline = _LOST_IN_ONE_WORDING
-    echo = next(filter(None, kinds), "")
-    began_otherwise = bool(echo) and not kinds[-1]
+    echo = next(filter(None, echo_by_link), "")
+    hides_a_cause = bool(echo) and not echo_by_link[-1]  # the last link was raised first
     frames = _frames(error)
     when = time.monotonic()
     headline = headline[:_MAX_CHARACTERS]
     return Failure(
-        rank, when, headline, frames, echo, began_otherwise, details, in_english=in_english
+        rank, when, headline, frames, echo, hides_a_cause, details, in_english=in_english
     )
 
 
@@ -249,7 +248,7 @@ def _is_of_checkpoint(error: BaseException) -> bool:
 
 
 def _headline_and_details(error: BaseException, note: str) -> tuple[str, list[str]]:
-    headline = _named(error)
+    headline = _kind_and_words(error)
     if note:
         headline = stable(note)
     details = _details(error)
@@ -274,19 +273,19 @@ def _from_checkpoint(rank: int, error: BaseException, failures: dict[int, Any]) 
     """If `dcp.save` failed on some ranks, all ranks raise what all of these have raised.
 
     Args:
-        rank: the rank that raised `error`.
-        error: the CheckpointException.
-        failures: by rank that failed, its exception and that exception's stack.
+        rank: The rank that raised `error`.
+        error: The CheckpointException.
+        failures: By rank that failed, its exception and that exception's stack.
     """
     frames = _frames(error)
     when = time.monotonic()
     if rank in failures:
         cause = failures[rank][0]
-        return Failure(rank, when, _named(cause), frames, details=_details(cause))
-    headline = _("CheckpointException: {ranks} failed", ranks=ranks(failures))
+        return Failure(rank, when, _kind_and_words(cause), frames, details=_details(cause))
+    headline = _("CheckpointException: {ranks} failed", ranks=ranks_named(failures))
     causes = []
     for other, (cause, _stack) in failures.items():
-        causes.append(_("rank {rank}: {words}", rank=other, words=_named(cause)))
+        causes.append(_("rank {rank}: {words}", rank=other, words=_kind_and_words(cause)))
     details = causes[:_MAX_EXCEPTIONS]
     return Failure(rank, when, headline, frames, echoes.FROM_PEER, details=details)
 
@@ -321,7 +320,7 @@ def first_line(error: BaseException) -> str:
     return f"{beginning} ..."
 
 
-def _named(error: BaseException) -> str:
+def _kind_and_words(error: BaseException) -> str:
     kind = type(error).__name__
     words = _words(error)
     name = f"{kind}: {words}".removesuffix(": ")  # an exception without words
@@ -385,7 +384,7 @@ def _all_details(error: BaseException) -> Iterator[str]:
     if isinstance(error, BaseExceptionGroup):
         members = error.exceptions[:_MAX_EXCEPTIONS]
         for member in members:
-            name = _named_with_place(member)
+            name = _kind_words_and_place(member)
             yield _("one of them: {exception}", exception=name)
         for member in members:
             for line in _all_details(member):
@@ -417,14 +416,14 @@ def _what_led_to(error: BaseException) -> list[str]:
         if id(link) in seen:
             break
         seen.add(id(link))
-        name = _named_with_place(link)
+        name = _kind_words_and_place(link)
         lines.append(_led_by(name, is_cause))
     return lines
 
 
-def _named_with_place(error: BaseException) -> str:
+def _kind_words_and_place(error: BaseException) -> str:
     """Such as `KeyError: 'label', cell [5], line 7, in train`."""
-    name = _named(error)
+    name = _kind_and_words(error)
     frame = stacks.learners_frame(_frames(error))
     if frame is None:
         return name
@@ -435,13 +434,11 @@ def from_exit(rank: int, status: int, dump: str) -> Failure:
     """In the kernel: the failure of a rank that ended without a word.
 
     Args:
-        rank: which rank.
-        status: its exit status, or minus the signal's number, or `UNKNOWN_STATUS`.
-        dump: what faulthandler has written about it, if it crashed.
+        rank: Which rank.
+        status: Its exit status, or minus the signal's number, or `UNKNOWN_STATUS`.
+        dump: What faulthandler has written about it, if it crashed.
     """
-    headline = _how_it_died_early(status)
-    with english():
-        in_english = _how_it_died_early(status)
+    headline, in_english = in_two_languages(_how_it_died_early, status)
     crash = dump.partition("Fatal Python error")[2]  # before it: stacks that were asked for
     frames = stacks.from_dump(crash)
     when = time.monotonic()
@@ -482,10 +479,10 @@ def worker_error(
     """The error that names the root cause among the failures seen.
 
     Args:
-        failures: all that were heard, at least one.
-        world_size: number of ranks.
-        output: by rank, what it printed.
-        stacks_of_others: where ranks without a failure are, if that is worth telling.
+        failures: All that were heard, at least one.
+        world_size: Number of ranks.
+        output: By rank, what it printed.
+        stacks_of_others: Where ranks without a failure are, if that is worth telling.
     """
     alike, others = _root_cause_and_others(failures)
     root = alike[0]
@@ -514,7 +511,7 @@ def race_error(
     """
     alike, others = _root_cause_and_others(failures)
     failed = [failure.rank for failure in alike]
-    racing = sorted([*failed, winner])
+    racing = [*failed, winner]
     failed_so = _(
         "of ranks {ranks}, all but one failed: {story}",
         ranks=ranks_listed(racing),
@@ -528,9 +525,8 @@ def race_error(
 def _root_cause_and_others(failures: list[Failure]) -> tuple[list[Failure], list[Failure]]:
     """The failures that are the root cause, in rank order, and the others.
 
-    Of those that are heard within a moment, signals and exits count before exceptions, and these
-    in order of time; complaints about a lost peer come last. Ranks that failed with the same words,
-    but for numbers, are the root cause together.
+    Which one is the root cause, `Failure._order_of_blame` says. Ranks that failed with the same
+    words, but for numbers, are the root cause together.
     """
     first = min(failures, key=Failure._order_of_blame)
     alike = []
@@ -557,7 +553,7 @@ def _differing_words(alike: list[Failure]) -> list[str]:
     if not different:
         return []
     first_words = _("These are the words of rank {rank}.", rank=root.rank)
-    difference = _("Those of {ranks} differ in numbers only.", ranks=ranks(different))
+    difference = _("Those of {ranks} differ in numbers only.", ranks=ranks_named(different))
     return [sentences(first_words, difference)]
 
 
@@ -600,10 +596,10 @@ def worker_timeout(
     """The error for ranks that are not done in time.
 
     Args:
-        stacks_by_rank: where each rank is.
-        output: by rank, what it printed.
-        seconds: how long they had; infinite if it is proven that they will never be done.
-        when: time was up, in seconds on the system's monotonic clock.
+        stacks_by_rank: Where each rank is.
+        output: By rank, what it printed.
+        seconds: How long they had; infinite if it is proven that they will never be done.
+        when: Time was up, in seconds on the system's monotonic clock.
     """
     running = [rank for rank, frames in stacks_by_rank.items() if frames is not None]
     rows = []
@@ -618,7 +614,7 @@ def worker_timeout(
 def not_done(running: Collection[int], seconds: float) -> str:
     """A sentence about ranks that were not done after so many seconds; infinite: never will be."""
     if seconds == inf:
-        return _("{ranks} would never be done.", ranks=ranks(running))
+        return _("{ranks} would never be done.", ranks=ranks_named(running))
     return ngettext(
         "rank {ranks} was not done after {seconds:g} s.",
         "ranks {ranks} were not done after {seconds:g} s.",

@@ -14,7 +14,7 @@ import functools
 import gettext
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -53,13 +53,20 @@ def english() -> Iterator[None]:
         _for_comparison.reset(token)
 
 
+def in_two_languages(say: Callable[..., str], *args: Any) -> tuple[str, str]:
+    """What `say(*args)` says to the learner, and the same in English."""
+    for_the_learner = say(*args)
+    with english():
+        return for_the_learner, say(*args)
+
+
 def _(message: str, /, **fields: Any) -> str:
     """A message in the learner's language.
 
     Args:
-        message: a template, which is also the key in the catalogue. Without fields it is taken as
+        message: A template, which is also the key in the catalogue. Without fields it is taken as
             it is.
-        **fields: values for its places, as `str.format` takes them.
+        **fields: Values for its places, as `str.format` takes them.
     """
     catalogue = _catalogue()
     if catalogue is None or not message:  # gettext has its header under the empty text
@@ -73,9 +80,10 @@ def ngettext(for_one: str, for_many: str, count: int, /, **fields: Any) -> str:
     if catalogue is not None:
         translation = catalogue.ngettext(for_one, for_many, count)
         return _filled(translation, fields)
+    template = for_many
     if count == 1:
-        return _filled_in_english(for_one, fields)
-    return _filled_in_english(for_many, fields)
+        template = for_one
+    return _filled_in_english(template, fields)
 
 
 def N_(message: str) -> str:
@@ -140,13 +148,16 @@ def _filled(template: str, fields: dict[str, Any]) -> str:
 
     Whether a field begins or ends with Chinese, a template cannot know: `rank 3` does not,
     and a place in the learner's code may do either.
+
+    `See {a} {b}.` is split into `See`, then a space, `{a}`, a space and no words, then no space,
+    `{b}`, no space and `.`: the space between the two fields counts as one after the first.
     """
     if not fields:
         return template
-    text, *rest = _FIELD.split(template)
-    space = ""  # that the template has before the next field
-    for first in range(0, len(rest), 4):
-        before, field, after, words = rest[first : first + 4]
+    text, *parts = _FIELD.split(template)
+    space = ""  # after the last field, if the next one follows at once
+    for first in range(0, len(parts), 4):
+        before, field, after, words = parts[first : first + 4]
         value = field.format(**fields)
         text = _joined(text, value, before or space)
         text = _joined(text, words, after)

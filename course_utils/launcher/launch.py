@@ -18,9 +18,9 @@ class Results(list):
     """What the ranks returned, by global rank.
 
     Attributes:
-        output: what each rank printed.
-        unfinished: sentences on what ranks had not ended when time was up.
-        trace: what the ranks sent, received and waited for; None unless it was recorded.
+        output: What each rank printed.
+        unfinished: Sentences on what ranks had not ended when time was up.
+        trace: What the ranks sent, received and waited for; None unless it was recorded.
     """
 
     trace: Any = None
@@ -47,40 +47,38 @@ def launch(
     timeout that counts silence.
 
     Args:
-        fn: what each rank runs.
-        *args: its arguments.
-        world_size: number of ranks.
-        backend: of the process group; None if `fn` makes the group itself.
-        nodes: number of equal nodes that the ranks are laid out as.
-        timeout: seconds until all ranks must be done; a listener may extend it.
-        listeners: who takes part in the launch; see `Listener`.
-        show: shows what the ranks printed; by default `print_in_rank_order`.
+        fn: What each rank runs.
+        *args: Its arguments.
+        world_size: Number of ranks.
+        backend: Of the process group; None if `fn` makes the group itself.
+        nodes: Number of equal nodes that the ranks are laid out as.
+        timeout: Seconds until all ranks must be done; a listener may extend it.
+        listeners: Who takes part in the launch; see `Listener`.
+        show: Shows what the ranks printed; by default `print_in_rank_order`.
 
     Raises:
-        RuntimeError: this process is a rank itself.
-        Stopped: the stop button was pressed; it has the results, if they are there already.
-        WorkerError: a rank failed, or none could be started.
-        WorkerTimeout: the ranks weren't done in time.
+        RuntimeError: This process is a rank itself.
+        Stopped: The stop button was pressed; it has the results, if they are there already.
+        WorkerError: A rank failed, or none could be started.
+        WorkerTimeout: The ranks weren't done in time.
     """
     if worker.current_worker:
         raise RuntimeError(_(nested.REFUSAL))
     group = WorkerGroup(world_size, nodes, timeout, listeners)
     try:
-        with stop_button() as pressed, contextlib.closing(group):
+        with stop_button() as press_times_s, contextlib.closing(group):
             group.start(fn, args, backend)
-            values = group.results(pressed)
+            values = group.results(press_times_s)
+        results = Results(values, group.output())
+        results.unfinished = group.unfinished
+        if press_times_s:  # too late to stop anything here, but who pressed wants the cell to end
+            raise Stopped(results=results)
     except Stopped as stopped:
         stopped.unfinished = group.unfinished
         raise
     finally:
         show_output = show or print_in_rank_order
         show_output(group.output_pieces())
-    results = Results(values, group.output())
-    results.unfinished = group.unfinished
-    if pressed:  # too late to stop anything here, but who pressed wants the cell to end
-        stopped = Stopped(results=results)
-        stopped.unfinished = group.unfinished
-        raise stopped
     return results
 
 
@@ -90,13 +88,13 @@ def print_in_rank_order(pieces: Pieces) -> None:
     for rank, pieces_of_rank in enumerate(pieces):
         for text, _mark in pieces_of_rank:
             if text:
-                lines.append(named(rank, text))
+                lines.append(prefixed(rank, text))
     if lines:  # ipykernel opens a socket for each thread that writes, even nothing
         sys.stdout.write("".join(lines))
         sys.stdout.flush()
 
 
-def named(rank: int, text: str) -> str:
+def prefixed(rank: int, text: str) -> str:
     """A text of a rank, with its name before each line."""
     name = f"[rank {rank}] "
     lines = text.removesuffix("\n").replace("\n", f"\n{name}")

@@ -26,17 +26,19 @@ class Listener:
         """In the kernel, about ten times a second, and once at the end.
 
         Args:
-            workers: the handles of all ranks.
-            final: the ranks are gone, or none has started; this is the last call.
+            workers: The handles of all ranks.
+            final: The ranks are gone, or none has started; this is the last call.
 
         Returns:
             True if the ranks will never be done, which ends the launch.
         """
 
     def on_timeout(self) -> float:
-        """In the kernel, when time is up: how many seconds from the start the ranks get instead.
+        """In the kernel, when time is up: how many seconds in all the ranks get instead.
 
-        The launch ends unless a listener names more seconds than have passed.
+        They count from the last fork. Who counts from `on_start`, which comes a little earlier,
+        gives the ranks that much more. The launch ends unless a listener names more seconds than
+        have passed; one that fails names none.
         """
         return 0.0
 
@@ -44,8 +46,8 @@ class Listener:
         """In the kernel, when a launch fails, before the ranks are stopped.
 
         Args:
-            stacks: where each rank is; empty unless time was up.
-            error: its `parts` may be replaced by better ones.
+            stacks: Where each rank is; empty unless time was up.
+            error: Its `parts` may be replaced by better ones.
         """
 
     def on_exit(self) -> None:
@@ -56,7 +58,7 @@ class ScaledTimeout(Listener):
     """Gives ranks more time if this machine is slow when their time is up.
 
     Args:
-        timeout_s: seconds that are long enough on a quiet machine.
+        timeout_s: Seconds that are long enough on a quiet machine.
     """
 
     def __init__(self, timeout_s: float) -> None:

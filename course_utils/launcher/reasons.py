@@ -169,7 +169,7 @@ _LOST = N_(
     "another rank left the group, such as by destroy_process_group(), before this one was done "
     "with it"
 )
-_ENDED = N_("a process at the other end, such as a DataLoader's worker, has ended")
+_PEER_PROCESS_ENDED = N_("a process at the other end, such as a DataLoader's worker, has ended")
 # `loss = dist.all_reduce(`: what is assigned, and the call.
 _KEPT = re.compile(r"([\w.]+)\s*=\s*(?:torch\.distributed|dist)\.(all_reduce|broadcast|reduce)\(")
 _USED = re.compile(r"(?:torch\.distributed|dist)\.(all_reduce|broadcast|reduce)\(.*\)\s*[.+*/\[-]")
@@ -182,10 +182,10 @@ def of_failure(headline: str, frames: Sequence[Frame], output: str, died: bool =
     """The likely reason for a failure, or an empty text.
 
     Args:
-        headline: what the exception says, or how the process died.
-        frames: of the stack at which it failed, outermost first.
-        output: what the rank printed.
-        died: whether the process died, rather than raising an exception.
+        headline: What the exception says, or how the process died.
+        frames: Of the stack at which it failed, outermost first.
+        output: What the rank printed.
+        died: Whether the process died, rather than raising an exception.
     """
     if died:
         return _of_death(headline, frames)
@@ -229,7 +229,7 @@ def _of_lines(headline: str, frames: Sequence[Frame]) -> str:
     if frames and not is_loader and "initialize CUDA in forked subprocess" in headline:
         return _(_ON_THE_CPU)
     if is_loader and re.match("ConnectionResetError|EOFError", headline):
-        return _(_ENDED)
+        return _(_PEER_PROCESS_ENDED)
     return ""
 
 

@@ -36,15 +36,15 @@ class Rendezvous:
     """The meeting point of `world_size` ranks, laid out as `nodes` equal nodes of one machine.
 
     Args:
-        world_size: number of ranks.
-        nodes: number of nodes, which divides `world_size`.
-        timeout: seconds until the launch ends; torch waits longer than that.
+        world_size: Number of ranks.
+        nodes: Number of nodes, which divides `world_size`.
+        timeout_s: Seconds until the launch ends; torch waits longer than that.
     """
 
-    def __init__(self, world_size: int, nodes: int, timeout: float) -> None:
+    def __init__(self, world_size: int, nodes: int, timeout_s: float) -> None:
         self.world_size = world_size
         self.nodes = nodes
-        self.timeout = timedelta(seconds=timeout) + _SLACK
+        self._torchs_timeout = timedelta(seconds=timeout_s) + _SLACK
         self._opened = contextlib.ExitStack()
         self._server: dist.TCPStore | None = None  # in rank 0, as long as it lives
 
@@ -63,13 +63,13 @@ class Rendezvous:
             self._opened.callback(os.close, descriptor)
             self._store_path = f"/proc/self/fd/{descriptor}"
         else:
-            self._store_path = f"{self.folder()}/store"
+            self._store_path = f"{self.make_folder()}/store"
 
     def _listen(self) -> None:
         self._socket.listen(self.world_size + _MORE_CLIENTS)
 
-    def folder(self) -> str:
-        """A private folder, made when somebody needs it, which ends with the launch.
+    def make_folder(self) -> str:
+        """The path of a private folder, which ends with the launch; make it if need be.
 
         A rank's `multiprocessing` has its sockets there: a stopped DataLoader worker leaves them.
         """
@@ -114,14 +114,14 @@ class Rendezvous:
 
     def serve(self, rank: int) -> None:
         """In a worker, for a group that the learner will make: rank 0 serves the address."""
-        _say_agent_serves_only(self._port)
+        _answer_for_our_port_alone(self._port)
         if rank == 0:
             self._start_server()
         self._socket.close()
 
     def join(self, backend: str, rank: int) -> None:
         """In a worker: join the group of all ranks, and be ready for others that it may make."""
-        _say_agent_serves_only(self._port)
+        _answer_for_our_port_alone(self._port)
         if rank == 0:
             self._listen()
             # No `threading.Thread`: the learner's program, and the record, would count it.
@@ -129,13 +129,13 @@ class Rendezvous:
         else:
             self._socket.close()
         store = dist.FileStore(self._store_path, self.world_size)
-        store.set_timeout(self.timeout)
+        store.set_timeout(self._torchs_timeout)
         device = None
         if "nccl" in backend:  # otherwise torch takes the GPU that has the local rank's number
             device = torch.device("cuda", torch.cuda.current_device())
         dist.init_process_group(
             backend,
-            timeout=self.timeout,
+            timeout=self._torchs_timeout,
             store=store,
             rank=rank,
             world_size=self.world_size,
@@ -147,7 +147,7 @@ class Rendezvous:
             _LOOPBACK,
             self._port,
             is_master=True,
-            timeout=self.timeout,
+            timeout=self._torchs_timeout,
             wait_for_workers=False,
             master_listen_fd=os.dup(self._socket.fileno()),
         )
@@ -165,7 +165,7 @@ class Rendezvous:
         self._opened.close()
 
 
-def _say_agent_serves_only(our_port: int) -> None:
+def _answer_for_our_port_alone(our_port: int) -> None:
     """Replace torch's question whether somebody serves a store: only the one at our port is served.
 
     TORCHELASTIC_USE_AGENT_STORE says so of whatever address stands in the environment when torch

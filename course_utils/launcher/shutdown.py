@@ -3,6 +3,12 @@
 When a function has returned or failed, `torchrun` lets Python end: threads that still save come to
 their end, processes are joined and queues written, functions of `atexit` run, files are flushed.
 A rank does all of this as well. What it has inherited is left alone: the kernel will end by itself.
+
+So there are three moments:
+
+    tracker_kept          in the kernel, around the fork
+    disown_kernel_state   in the rank, right after it: forget what the kernel does at its end
+    shut_down             in the rank, when its function has returned or failed
 """
 
 import atexit
@@ -39,9 +45,9 @@ class PendingWork:
     """What a rank is still waiting for although its function is over.
 
     Attributes:
-        description: such as `thread saver`.
-        frame: where that stands, in the learner's code.
-        is_thread: a thread of the learner's, which may be reading a queue of the notebook.
+        description: Such as `thread saver`.
+        frame: Where that stands, in the learner's code.
+        is_thread: A thread of the learner's, which may be reading a queue of the notebook.
     """
 
     description: str
@@ -202,7 +208,7 @@ def shut_down(report: Callable[[PendingWork], None]) -> None:
     """End as Python does.
 
     Args:
-        report: hears again and again what keeps the rank from ending.
+        report: Hears again and again what keeps the rank from ending.
     """
     if not _has_something_to_wait_for():
         _take_every_step()  # without a thread that watches, which would take 1 ms of each launch

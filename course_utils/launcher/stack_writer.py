@@ -22,16 +22,22 @@ from io import FileIO
 from types import FrameType, TracebackType
 
 from course_utils.launcher import errors
-from course_utils.launcher.stacks import ENDED, HANDLES, HAS_THREADS, STACK, THREAD, Frame
+from course_utils.launcher.libc import action_at
+from course_utils.launcher.stacks import (
+    HANDLES,
+    HAS_THREADS,
+    MAX_FRAMES,
+    STACK,
+    THREAD,
+    THREAD_ENDED_BY,
+    Frame,
+)
 
-_LIBC = ctypes.CDLL(None)
-_MAX_FRAMES = 100  # as many as faulthandler writes
 _MAX_THREADS = 8  # besides the main thread, of those that wait for other ranks
 _LAUNCHER = os.path.dirname(__file__)
 _DISTRIBUTED = f"{os.sep}torch{os.sep}distributed{os.sep}"
 _MAX_CHARACTERS = 200  # of what an exception says
-_ended: list[str] = []  # a line about the last thread that an exception has ended, if there is one
-_ACTION_BYTES = 256  # more than a `struct sigaction` has
+_ended_thread: list[str] = []  # a line about the last one that an exception has ended, if any
 
 
 def two_unused_signals() -> tuple[int, int]:
@@ -48,10 +54,8 @@ def _rare_signals() -> Sequence[int]:
 
 
 def _is_handled(number: int) -> bool:
-    """Ask the system: Python knows nothing of handlers that compiled code has set."""
-    action = ctypes.create_string_buffer(_ACTION_BYTES)
-    _LIBC.sigaction(number, None, action)
-    handler = ctypes.c_void_p.from_buffer(action)  # comes first in a `struct sigaction`
+    """Whether anybody handles a signal in this process, also compiled code."""
+    handler = ctypes.c_void_p.from_buffer(action_at(number))  # the first of its fields
     return bool(handler.value)  # the default is 0
 
 
@@ -112,14 +116,14 @@ def _stack(main_thread: int) -> bytes:
         if any(_DISTRIBUTED in row for row in rows):
             lines += [THREAD, *rows, ""]
             count += 1
-    lines += [STACK, *main_rows, *_ended, ""]
+    lines += [STACK, *main_rows, *_ended_thread, ""]
     text = "\n".join(lines)
     return text.encode("ascii", "backslashreplace")
 
 
 def _rows(frame: FrameType | None) -> list[str]:
     rows: list[str] = []
-    while frame and len(rows) < _MAX_FRAMES:
+    while frame and len(rows) < MAX_FRAMES:
         code = frame.f_code
         line = frame.f_lineno or code.co_firstlineno
         row = f'  File "{code.co_filename}", line {line} in {code.co_name}'
@@ -145,7 +149,7 @@ def _note_threads_that_end() -> None:
 
     def note_and_go_on(args: threading.ExceptHookArgs) -> None:
         with contextlib.suppress(BaseException):  # what it says is code of the learner's
-            _ended[:] = _line_about(ENDED, args.exc_value)
+            _ended_thread[:] = _line_about(THREAD_ENDED_BY, args.exc_value)
         original(args)
 
     threading.excepthook = note_and_go_on

@@ -17,22 +17,25 @@ from course_utils.launcher.language import _
 
 # In these methods of `WorkerMain` begins what a rank runs of the learner's: the function, what it
 # says of an exception, and what it has left to the end. Below lies the cell that launched it.
-STARTS = "_run_function"
-ENTRY_POINTS = STARTS, "_report_failure", "_park_until_killed"
+RUN_FUNCTION = "_run_function"
+ENTRY_POINTS = RUN_FUNCTION, "_report_failure", "_park_until_killed"
 # What `_run_function` calls once the rank has joined the others: the learner's function, and what
 # hands over its result.
-AFTER_START = "_call_function", "_flush", "_send"
+CALLED_AFTER_JOINING = "_call_function", "_flush", "_send"
 STACK = "Stack (most recent call first):"  # above the main thread's stack
 THREAD = "Thread (most recent call first):"  # above another thread's, if `stack_writer` writes
 HAS_THREADS = "Other threads run as well."  # which the learner's function has started
-HANDLES, ENDED = "Handles", "Ended"  # how `stack_writer` begins a line about an exception
+# How `stack_writer` begins a line about an exception: one that the main thread handles, and one
+# that has ended a different thread.
+HANDLES, THREAD_ENDED_BY = "Handles", "Ended"
 _TITLE_END = "(most recent call first)"
 _ROW = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
-_RAISED = r'^{} (.*) "(.+)", line (\d+) in (.+)$'  # with HANDLES or ENDED
+_RAISED = r'^{} (.*) "(.+)", line (\d+) in (.+)$'  # with HANDLES or THREAD_ENDED_BY
 _ESCAPED = re.compile(r"\\x([0-9a-f]{2})|\\u([0-9a-f]{4})|\\U([0-9a-f]{8})")  # what is not ASCII
 _COMPILED = re.compile(r"Current thread's C stack trace \(")  # below all others, from 3.14 on
-# A stack is complete down to the rank's entry point, or to the hundredth frame, where writers stop.
-WRITTEN = re.compile(rf" in ({'|'.join(ENTRY_POINTS)})\n|(  File .+\n){{100}}")
+MAX_FRAMES = 100  # of a stack, the innermost: faulthandler writes as many
+# A stack is complete down to the rank's entry point, or to the last frame that is written.
+WRITTEN = re.compile(rf" in ({'|'.join(ENTRY_POINTS)})\n|(  File .+\n){{{MAX_FRAMES}}}")
 _PYTHONS = map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))
 _LIBRARIES = *_PYTHONS, *site.getsitepackages(), site.getusersitepackages(), "<frozen"
 # What torch writes itself: without a file, and for torch.compile in files of a folder.
@@ -128,31 +131,28 @@ class Stack(list[Frame]):
     """Frames, outermost first.
 
     Attributes:
-        handles: what the exception says that the main thread handles, and the learner's line that
+        handles: What the exception says that the main thread handles, and the learner's line that
             raised it.
-        ended: the same of an exception that has ended another thread.
-        threads: the frames of the rank's other threads that stand in torch.distributed.
-        has_threads: whether any thread runs that the learner's function has started.
+        thread_ended_by: The same of an exception that has ended a different thread.
+        threads: The frames of the rank's other threads that stand in torch.distributed.
+        has_threads: Whether any thread runs that the learner's function has started.
     """
 
     handles: tuple[str, Frame] | None = None
-    ended: tuple[str, Frame] | None = None
+    thread_ended_by: tuple[str, Frame] | None = None
     threads: tuple[list[Frame], ...] = ()
     has_threads: bool = False
 
 
 def from_dump(text: str) -> Stack:
-    """The frames of the stack that a rank wrote, outermost first.
+    """What a rank wrote: the frames of one stack, outermost first, and more about its threads.
 
-    If it wrote several, that of the thread that crashed, else the last, the main thread's.
     A forked worker stands on the stack of the cell that launched it; that part is left out.
     """
     text = _ESCAPED.sub(_unescaped, text)
     text = _COMPILED.split(text)[0]
-    stack = text.partition("Current thread ")[2]
-    if not stack:  # none has crashed
-        stack = text.rpartition(_TITLE_END)[2]
-    rows = stack.partition("\n\n")[0]
+    section = _main_section(text)
+    rows = section.partition("\n\n")[0]
     frames = Stack()
     for frame in _frames(rows):
         frames.append(frame)
@@ -161,9 +161,18 @@ def from_dump(text: str) -> Stack:
     frames.reverse()
     frames.threads = _other_threads(text)
     frames.has_threads = HAS_THREADS in text
-    frames.handles = _raised(HANDLES, stack)
-    frames.ended = _raised(ENDED, stack)
+    frames.handles = _raised(HANDLES, section)
+    frames.thread_ended_by = _raised(THREAD_ENDED_BY, section)
     return frames
+
+
+def _main_section(text: str) -> str:
+    """Of several stacks that of the thread that crashed, else the last, the main thread's.
+
+    Its rows come first. Lines about exceptions may follow them.
+    """
+    of_crashed = text.partition("Current thread ")[2]
+    return of_crashed or text.rpartition(_TITLE_END)[2]
 
 
 def _other_threads(text: str) -> tuple[list[Frame], ...]:

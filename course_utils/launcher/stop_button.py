@@ -1,17 +1,15 @@
 """The stop button: a press is noticed where stopping is safe, instead of anywhere."""
 
 import contextlib
-import ctypes
 import signal
 import threading
 import time
 from collections.abc import Iterator
 from typing import Any
 
-from course_utils.launcher.descendants import LIBC
 from course_utils.launcher.language import _, sentences
+from course_utils.launcher.libc import LIBC, action_at
 
-_ACTION_BYTES = 256  # more than a `struct sigaction` has
 _rank_being_rebuilt: int | None = None  # whose result the main thread is rebuilding
 
 
@@ -19,8 +17,8 @@ class Stopped(KeyboardInterrupt):
     """The stop button was pressed. All ranks are gone, and IPython shows this in a line or two.
 
     Attributes:
-        results: the `Results`, if all ranks had returned when the button was pressed; else None.
-        unfinished: sentences on what ranks that had returned had not ended by then.
+        results: The `Results`, if all ranks had returned when the button was pressed; else None.
+        unfinished: Sentences on what ranks that had returned had not ended by then.
     """
 
     def __init__(self, sentence: str = "", results: Any = None) -> None:
@@ -38,15 +36,19 @@ class Stopped(KeyboardInterrupt):
 
 @contextlib.contextmanager
 def stop_button() -> Iterator[list[float]]:
-    """When the button was pressed, in seconds on the system's monotonic clock; empty at first.
+    """Within, presses of the button are only noted; `WorkerGroup.results` looks for one, and stops.
 
-    `WorkerGroup.results` looks at it and stops. Only while a result is rebuilt, which runs code of
-    the learner's and may last, a press interrupts at once; see `a_press_ends_rebuilding`.
+    Only while a result is rebuilt, which runs code of the learner's and may last, a press
+    interrupts at once; see `a_press_ends_rebuilding`.
+
+    Yields:
+        When the button was pressed: a list that is empty at first, and grows by each press. In
+        seconds on the system's monotonic clock.
     """
-    pressed: list[float] = []
+    press_times_s: list[float] = []
 
     def note_press(number: int, frame: Any) -> None:
-        pressed.append(time.monotonic())
+        press_times_s.append(time.monotonic())
         if _rank_being_rebuilt is not None:
             sentence = _(
                 "Stopped while the result of rank {rank} was rebuilt; nothing is left running.",
@@ -55,16 +57,15 @@ def stop_button() -> Iterator[list[float]]:
             raise Stopped(sentence)
 
     if _is_main_thread():  # in other threads Python lets nobody set a handler
-        # Python knows only handlers that it has set itself, so the system keeps the whole action.
-        old_action = ctypes.create_string_buffer(_ACTION_BYTES)
-        LIBC.sigaction(signal.SIGINT, None, old_action)
+        # Python gives back only handlers that it has set itself, so the system's action is kept.
+        old_action = action_at(signal.SIGINT)
         old_handler = signal.signal(signal.SIGINT, note_press)
         if old_handler is None:  # it was set by compiled code
             old_handler = signal.SIG_DFL
     try:
-        yield pressed
+        yield press_times_s
     finally:
-        if pressed:  # takes further presses, which could hit ipykernel while it replies
+        if press_times_s:  # takes further presses, which could hit ipykernel while it replies
             time.sleep(1.0)
         if _is_main_thread():
             signal.signal(signal.SIGINT, old_handler)

@@ -16,9 +16,10 @@ from typing import Any
 
 import torch
 
-# Kinds of messages, six bytes each. The last two come after a result or a failure.
+# Kinds of messages, six bytes each. The last two come after a result or a failure: the rank still
+# waits for something, and the rank has shut down as a program does.
 BUFFER, RESULT, FAILED = b"buffer", b"result", b"failed"
-PENDING, ENDED = b"waits.", b"ended."
+PENDING, SHUT_DOWN = b"waits.", b"ended."
 _KIND_BYTES = 6
 LARGE_BYTES = 32 * 1024  # what doesn't fit comfortably into one datagram gets a file of its own
 _DEEPEST_PLACE = 16  # entries of entries; a list in lists beyond that has no place worth telling
@@ -147,8 +148,8 @@ def pack(
     """A picklable object as it is now, for `unpack`.
 
     Args:
-        value: the object.
-        stays_in_the_stream: is asked of each buffer. Without it, all buffers stay.
+        value: The object.
+        stays_in_the_stream: Is asked of each buffer. Without it, all buffers stay.
     """
     stream = BytesIO()
     pickler = _Pickler(stream, protocol=5, buffer_callback=stays_in_the_stream)

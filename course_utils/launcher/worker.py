@@ -19,8 +19,9 @@ import torch
 import torch.distributed as dist
 
 from course_utils.launcher import errors, nested, shutdown, stack_writer, torch_private, transport
-from course_utils.launcher.descendants import LIBC, Descendants, share_folder_with_spawned
-from course_utils.launcher.language import _, english
+from course_utils.launcher.descendants import Descendants, share_folder_with_spawned
+from course_utils.launcher.language import _, in_two_languages
+from course_utils.launcher.libc import LIBC
 from course_utils.launcher.listener import Listener
 from course_utils.launcher.rendezvous import Rendezvous
 from course_utils.launcher.shutdown import PendingWork
@@ -39,10 +40,10 @@ class WorkerMain:
     """One rank as it finds itself after the fork.
 
     Attributes:
-        handle: the rank uses its `worker_socket`, `output_writer` and `stack_file`.
-        kernel_pid: process id of the parent.
-        has_reported: the kernel has a result or a failure, so it finds this rank settled.
-        pid: of this rank; a process that its function forks has a different one.
+        handle: The rank uses its `worker_socket`, `output_writer` and `stack_file`.
+        kernel_pid: Process id of the parent.
+        has_reported: The kernel has a result or a failure, so it finds this rank settled.
+        pid: Of this rank; a process that its function forks has a different one.
     """
 
     handle: WorkerHandle
@@ -64,24 +65,27 @@ class WorkerMain:
             shutdown.disown_kernel_state()
             self._bind_to_kernel()
             self._capture_output()
-            self._prepare_signals_and_dumps()
+            self._answer_signals()
             nested.refuse_launchers()
             self._run_function(fn, args, rendezvous, backend)
         except BaseException as error:
             self._report_failure(error)
         finally:
-            self._park_until_killed()  # never returns: the rest of this rank's life
+            # The kernel has a result, or a failure, or neither: then what `_report_failure` itself
+            # raised is on its way through here. In all three cases the rest of this rank's life
+            # follows, and nothing after it.
+            self._park_until_killed(unreported=sys.exception())
 
     # `stacks` knows methods by their names. A rank's stack begins in this one, `_report_failure` or
     # `_park_until_killed` (`ENTRY_POINTS`). If this one stands in `_call_function`, `_flush` or
-    # `_send`, the rank has joined the others (`AFTER_START`).
+    # `_send`, the rank has joined the others (`CALLED_AFTER_JOINING`).
     def _run_function(
         self, fn: Callable, args: tuple, rendezvous: Rendezvous, backend: str | None
     ) -> None:
         rank = self.handle.rank
         os.environ.update(rendezvous.environment(rank))
-        multiprocessing.util.get_temp_dir = rendezvous.folder
-        share_folder_with_spawned(rendezvous.folder)
+        multiprocessing.util.get_temp_dir = rendezvous.make_folder
+        share_folder_with_spawned(rendezvous.make_folder)
         _set_debug_level()
         with contextlib.ExitStack() as listening:
             for listener in self.listeners:
@@ -96,9 +100,7 @@ class WorkerMain:
             self._send(transport.RESULT, result)
             self.has_reported = True
         except Exception as error:
-            note = _why_it_cannot_be_sent(result, error)
-            with english():
-                in_english = _why_it_cannot_be_sent(result, error)
+            note, in_english = in_two_languages(_why_it_cannot_be_sent, result, error)
             self._report_failure(error, note, in_english)
 
     def _call_function(self, fn: Callable, args: tuple) -> Any:
@@ -126,7 +128,7 @@ class WorkerMain:
         result, and the kernel would take that for the rank's.
 
         Args:
-            error: what the function raised in this process, if it did.
+            error: What the function raised in this process, if it did.
         """
         status = 0
         try:
@@ -168,12 +170,7 @@ class WorkerMain:
     def _bind_to_kernel(self) -> None:
         """Live as long as the kernel, in a process group of the system that only this rank has."""
         os.setpgid(0, 0)  # the stop button signals the kernel's group; the kernel stops its workers
-        signal.set_wakeup_fd(-1)  # otherwise our signals would wake the kernel's event loop
-        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-            signal.signal(number, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # drops a press that has come since the fork
-        # For a watchdog of the learner's; no press reaches this rank's own group.
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        _reset_signals()
         self.descendants.bind_to_this_rank()
         if os.getppid() != self.kernel_pid:
             os._exit(1)  # the kernel died before the system could be asked to watch it
@@ -192,8 +189,8 @@ class WorkerMain:
         getpass.getpass = no_keyboard
         sys.breakpointhook = no_keyboard
 
-    def _prepare_signals_and_dumps(self) -> None:
-        """Answer who asks for the stack, write a stack at a crash, and hear SIGINT again."""
+    def _answer_signals(self) -> None:
+        """Write a stack at a crash and whenever the kernel asks for it, and hear SIGINT again."""
         faulthandler.enable(file=self.handle.stack_file)  # all threads: the crashing one may be C's
         faulthandler.enable = _keeping_our_file(faulthandler.enable)
         stack_writer.start_answering(self.handle.stack_signals, self.handle.stack_file)
@@ -231,20 +228,21 @@ class WorkerMain:
         self._send(transport.FAILED, failure)
         self.has_reported = True
 
-    def _park_until_killed(self) -> NoReturn:
-        """Shut down as a program does, but hold the connections to peers until the kernel kills."""
+    def _park_until_killed(self, unreported: BaseException | None) -> NoReturn:
+        """Shut down as a program does, but hold the connections to peers until the kernel kills.
+
+        Args:
+            unreported: What was raised and not yet reported, if anything was.
+        """
         try:
-            if not self.has_reported:
-                # `_report_failure` has failed as well. What it raised is on its way through the
-                # `finally` in which this runs; it's reported, since no failure ends in silence.
-                error = sys.exception()
-                if error is None:
-                    error = RuntimeError(_("its end cannot be told"))
-                self._report_failure(error)
+            if not self.has_reported:  # no failure ends in silence
+                if unreported is None:
+                    unreported = RuntimeError(_("its end cannot be told"))
+                self._report_failure(unreported)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             shutdown.shut_down(self._report_pending_work)
             self._flush()
-            self._send(transport.ENDED, None)
+            self._send(transport.SHUT_DOWN, None)
             while True:
                 time.sleep(3600)
         finally:
@@ -252,6 +250,17 @@ class WorkerMain:
 
     def _report_pending_work(self, work: PendingWork) -> None:
         self._send(transport.PENDING, work)
+
+
+def _reset_signals() -> None:
+    """Handle signals as a new Python does; SIGINT stays blocked until `_answer_signals`."""
+    signal.set_wakeup_fd(-1)  # otherwise our signals would wake the kernel's event loop
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # drops a press that has come since the fork
+    # No press reaches this rank's group. But a thread of the learner's may interrupt the rank's
+    # main thread by `_thread.interrupt_main`, such as a timer that watches how long it takes.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _set_debug_level() -> None:

@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from io import FileIO
 from multiprocessing.connection import wait
@@ -18,10 +18,11 @@ from typing import Any, NoReturn
 
 from course_utils.launcher import echoes, errors, ports, reasons, shutdown, transport
 from course_utils.launcher.deadlines import Deadline
-from course_utils.launcher.descendants import LIBC, Descendants
+from course_utils.launcher.descendants import Descendants
 from course_utils.launcher.drained_queues import DrainedQueues
 from course_utils.launcher.errors import StacksByRank
 from course_utils.launcher.language import _
+from course_utils.launcher.libc import LIBC
 from course_utils.launcher.listener import Listener
 from course_utils.launcher.rendezvous import Rendezvous
 from course_utils.launcher.shutdown import PendingWork
@@ -44,29 +45,29 @@ class WorkerGroup:
     """All ranks of one launch.
 
     Attributes:
-        workers: a handle for each rank, by rank.
-        timeout: seconds from the start until all ranks must be done; listeners may extend it.
-        unfinished: a sentence for each rank whose function had returned but which hadn't ended.
+        workers: A handle for each rank, by rank.
+        timeout_s: Seconds from the last fork until all must be done; listeners may extend it.
+        unfinished: A sentence for each rank whose function had returned but which hadn't ended.
     """
 
     def __init__(
-        self, world_size: int, nodes: int, timeout: float, listeners: Sequence[Listener]
+        self, world_size: int, nodes: int, timeout_s: float, listeners: Sequence[Listener]
     ) -> None:
         self.world_size = world_size
-        self.timeout = timeout
+        self.timeout_s = timeout_s
         self.listeners = listeners
         self.workers: list[WorkerHandle] = []
         self.unfinished: list[str] = []
-        self._rendezvous = Rendezvous(world_size, nodes, timeout)
+        self._rendezvous = Rendezvous(world_size, nodes, timeout_s)
         self._kernel_pid = os.getpid()
-        self._started_listeners = contextlib.ExitStack()
+        self._listener_exits = contextlib.ExitStack()
         self._failed_listeners: list[Listener] = []
         self._pids: FileIO | None = None  # process ids of the ranks and of all that they fork
         self._rank_to_start = 0
-        self._started_s = 0.0
+        self._watched_since_s = 0.0  # all ranks are forked; their timeout counts from here
         self._deadline_s = 0.0  # on the system's monotonic clock
-        self._pressed: list[float] = []  # when the stop button was pressed
-        self._ranks_may_need_stopping = True
+        self._press_times_s: list[float] = []  # when the stop button was pressed
+        self._ranks_are_stopped = False  # or have ended by themselves: nothing is left to `_stop`
 
     def output(self) -> list[str]:
         """What each rank has printed."""
@@ -80,7 +81,7 @@ class WorkerGroup:
         """Have all listeners get ready, and fork every rank.
 
         Raises:
-            WorkerError: the system has no process, descriptor, memory or address left.
+            WorkerError: The system has no process, descriptor, memory or address left.
         """
         try:
             self._open(listens=backend is None)
@@ -94,7 +95,7 @@ class WorkerGroup:
         """Open in the kernel what the ranks inherit."""
         for listener in self.listeners:
             listener.on_start(self.world_size)
-            self._started_listeners.callback(listener.on_exit)
+            self._listener_exits.callback(listener.on_exit)
         LIBC.fflush(None)  # otherwise every rank prints again what compiled code has printed
         self._rendezvous.open(listens)
         self._pids = FileIO(transport.anonymous_file("pids"), "r+")
@@ -142,38 +143,39 @@ class WorkerGroup:
         finally:
             os._exit(1)  # no rank goes on with what the kernel was doing
 
-    def results(self, pressed: list[float]) -> list[Any]:
+    def results(self, press_times_s: list[float]) -> list[Any]:
         """Wait for what every rank returns. Whatever is raised, `close` stops the ranks.
 
         Args:
-            pressed: when the stop button was pressed; empty until it is.
+            press_times_s: When the stop button was pressed; empty until it is.
 
         Returns:
             By rank, what its function returned.
 
         Raises:
-            Stopped: the stop button was pressed before all functions had returned.
-            WorkerError: a rank failed.
-            WorkerTimeout: the ranks weren't done in time, or never will be.
+            Stopped: The stop button was pressed before all functions had returned.
+            WorkerError: A rank failed.
+            WorkerTimeout: The ranks weren't done in time, or never will be.
         """
-        self._pressed = pressed
-        self._started_s = time.monotonic()
-        self._deadline_s = self._started_s + self.timeout
+        self._press_times_s = press_times_s
+        self._watched_since_s = time.monotonic()
+        self._deadline_s = self._watched_since_s + self.timeout_s
         hang_is_proven = False
         unsettled = self.workers
         while unsettled:
-            if self._pressed:
+            if self._press_times_s:
                 raise Stopped
             if hang_is_proven:
                 break
-            seconds_left = self._renew_deadline()
+            self._move_deadline()
+            seconds_left = self._deadline_s - time.monotonic()
             if seconds_left < 0:
                 break
             hang_is_proven = self._poll(self.workers, seconds_left)
             unsettled = self._unsettled()
         if unsettled or self._failures():
             error = self._error(unsettled, hang_is_proven)
-            self._stop()
+            self._stop()  # before `close` does, since the error says what was unfinished
             error.parts += self.unfinished
             raise error
         self._wait_until_ended()
@@ -182,27 +184,23 @@ class WorkerGroup:
     def _unsettled(self) -> list[WorkerHandle]:
         return [worker for worker in self.workers if not worker.settled]
 
-    def _not_over(self) -> list[WorkerHandle]:
+    def _still_ending(self) -> list[WorkerHandle]:
         return [worker for worker in self.workers if not worker.is_over]
 
     def _failures(self) -> list[errors.Failure]:
         return [worker.failure for worker in self.workers if worker.failure]
 
-    def _renew_deadline(self) -> float:
-        """Move the deadline: nearer after a failure; when time is up, as far as a listener says.
-
-        Returns:
-            How many seconds the ranks may still run: negative when time is up.
-        """
+    def _move_deadline(self) -> None:
+        """Move it nearer after a failure; else, when time is up, as far as a listener says."""
         failures = self._failures()
-        for failure in failures:
-            self._deadline_s = min(self._deadline_s, failure.when + _GRACE_S)
-        is_up = time.monotonic() > self._deadline_s
-        if is_up and not failures:
+        if failures:
+            for failure in failures:
+                self._deadline_s = min(self._deadline_s, failure.when + _GRACE_S)
+        elif time.monotonic() > self._deadline_s:
             for listener in self.listeners:
-                self.timeout = max(self.timeout, listener.on_timeout())
-            self._deadline_s = self._started_s + self.timeout
-        return self._deadline_s - time.monotonic()
+                with self._survived(listener):
+                    self.timeout_s = max(self.timeout_s, listener.on_timeout())
+            self._deadline_s = self._watched_since_s + self.timeout_s
 
     def _poll(self, awaited: Sequence[WorkerHandle], seconds_left: float) -> bool:
         """Wait for a moment until one of these ranks says something or ends; read all ranks.
@@ -216,22 +214,25 @@ class WorkerGroup:
         return self._poll_listeners()
 
     def _poll_listeners(self, final: bool = False) -> bool:
-        """Let the listeners look, and return what `_poll` does.
-
-        One that fails is told of once, and ends no launch.
-        """
+        """Let the listeners look, but for those that have failed, and return what `_poll` does."""
         hang_is_proven = False
         for listener in self.listeners:
             if listener in self._failed_listeners and not final:
                 continue
-            try:
+            with self._survived(listener):
                 if listener.on_poll(self.workers, final):
                     hang_is_proven = True
-            except Exception as error:
-                if listener not in self._failed_listeners:
-                    self._failed_listeners.append(listener)
-                    _warn_about(listener, error)
         return hang_is_proven
+
+    @contextlib.contextmanager
+    def _survived(self, listener: Listener) -> Iterator[None]:
+        """Within, a listener that fails ends no launch; it is told of once."""
+        try:
+            yield
+        except Exception as error:
+            if listener not in self._failed_listeners:
+                self._failed_listeners.append(listener)
+                _warn_about(listener, error)
 
     def _wait_until_ended(self) -> None:
         """All ranks have returned: wait until they have ended as a program does, or time is up.
@@ -239,21 +240,21 @@ class WorkerGroup:
         Once the stop button is pressed, ranks have as long to save something as after a failure.
         """
         drained = DrainedQueues()
-        ending = self._not_over()
+        ending = self._still_ending()
         try:
             while ending:
-                if self._pressed:
-                    self._deadline_s = min(self._deadline_s, self._pressed[0] + _TERMINATE_S)
+                if self._press_times_s:
+                    self._deadline_s = min(self._deadline_s, self._press_times_s[0] + _TERMINATE_S)
                 seconds_left = self._deadline_s - time.monotonic()
                 if seconds_left < 0:
                     break
                 self._poll(ending, seconds_left)
                 if _may_wait_for_a_reader(ending):
                     drained.take()
-                ending = self._not_over()
+                ending = self._still_ending()
         finally:
             drained.give_back()
-        self._ranks_may_need_stopping = False  # each has ended by itself, or its time is up
+        self._ranks_are_stopped = True  # each has ended by itself, or its time is up
         self._note_unfinished()
 
     def _note_unfinished(self) -> None:
@@ -268,21 +269,21 @@ class WorkerGroup:
                 )
                 self.unfinished.append(sentence)
             elif worker.settled and not worker.is_over:
-                if self._pressed and worker.pending_work is None:
+                if self._press_times_s and worker.pending_work is None:
                     continue  # it was on its way to its end, and waited for nothing
                 self.unfinished.append(_was_stopped(worker))
 
     def _error(self, unsettled: list[WorkerHandle], hang_is_proven: bool) -> errors.WorkerError:
         """What went wrong; a listener may say it better."""
-        now = time.monotonic()
+        now_s = time.monotonic()
         failures = self._failures()
         stacks: StacksByRank = {}
         if failures:
             error = self._worker_error(failures, unsettled)
         else:
             stacks = self._stacks(unsettled)
-            seconds = math.inf if hang_is_proven else self.timeout
-            error = errors.worker_timeout(stacks, self.output(), seconds, now)
+            seconds = math.inf if hang_is_proven else self.timeout_s
+            error = errors.worker_timeout(stacks, self.output(), seconds, now_s)
         self._let_listeners_explain(stacks, error)
         if not failures:
             reason = reasons.unknown_host(self.output())
@@ -306,17 +307,18 @@ class WorkerGroup:
     def _worker_error(
         self, failures: list[errors.Failure], unsettled: list[WorkerHandle]
     ) -> errors.WorkerError:
-        error = errors.worker_error(failures, self.world_size, self.output())
+        output = self.output()
+        error = errors.worker_error(failures, self.world_size, output)
         root_cause = error.failures[0]
         winner = self._winner_of_port(root_cause, unsettled)
         if winner is not None:
-            return errors.race_error(failures, winner, self.world_size, self.output())
+            return errors.race_error(failures, winner, self.world_size, output)
         if root_cause.echo != echoes.WAITED or not unsettled:
             return error
         # A rank gave up waiting for others, so it helps to know where those are.
         stacks = self._stacks(unsettled)
         stacks_of_unsettled = {worker.rank: stacks[worker.rank] for worker in unsettled}
-        return errors.worker_error(failures, self.world_size, self.output(), stacks_of_unsettled)
+        return errors.worker_error(failures, self.world_size, output, stacks_of_unsettled)
 
     def _winner_of_port(
         self, root_cause: errors.Failure, unsettled: list[WorkerHandle]
@@ -346,9 +348,9 @@ class WorkerGroup:
 
     def _stop(self) -> None:
         """End all ranks as `torchrun` does: SIGTERM, then 1 s; SIGKILL follows in `close`."""
-        if not self._ranks_may_need_stopping:
+        if self._ranks_are_stopped:
             return
-        self._ranks_may_need_stopping = False
+        self._ranks_are_stopped = True
         unsettled = self._unsettled()
         # All of them stand still before the first one ends: the others would notice and say so.
         for worker in unsettled:
@@ -358,12 +360,10 @@ class WorkerGroup:
         for worker in unsettled:
             worker.signal_all(signal.SIGCONT)
         deadline_s = time.monotonic() + _TERMINATE_S
-        ending = self._not_over()
-        while ending and time.monotonic() < deadline_s:
-            _wait_for_any(ending, _POLL_S)
+        while self._still_ending() and time.monotonic() < deadline_s:
+            _wait_for_any(self._still_ending(), _POLL_S)
             for worker in self.workers:
                 worker.read()
-            ending = self._not_over()
         self._note_unfinished()
 
     def close(self) -> None:
@@ -379,7 +379,7 @@ class WorkerGroup:
         steps.append(partial(self._poll_listeners, final=True))
         for worker in self.workers:
             steps.append(worker.close)
-        steps += [self._rendezvous.close, self._remove_segments, self._started_listeners.close]
+        steps += [self._rendezvous.close, self._remove_segments, self._listener_exits.close]
         with contextlib.ExitStack() as callbacks:
             for step in reversed(steps):  # an ExitStack begins with the last one
                 callbacks.callback(step)

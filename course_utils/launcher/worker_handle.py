@@ -1,7 +1,6 @@
 """One rank as the kernel sees it: a process, its messages, its output, its stack."""
 
 import contextlib
-import ctypes
 import errno
 import os
 import signal
@@ -12,7 +11,8 @@ from typing import Any
 from course_utils.launcher import errors, stack_writer, transport
 from course_utils.launcher.captured_output import CapturedOutput
 from course_utils.launcher.deadlines import Deadline
-from course_utils.launcher.language import _, english
+from course_utils.launcher.language import _, in_two_languages
+from course_utils.launcher.libc import LIBC
 from course_utils.launcher.shutdown import PendingWork
 from course_utils.launcher.stacks import WRITTEN
 from course_utils.launcher.stop_button import Stopped, a_press_ends_rebuilding
@@ -37,16 +37,16 @@ class WorkerHandle:
     | is dead, killed by us or otherwise  | `status` is there, so it `is_over`                |
 
     Attributes:
-        pid: of the process; 0 before it is forked.
-        result: what the function returned, once `settled`.
-        failure: how the rank failed, or None.
-        status: the exit status, or minus the signal's number; None while the process lives, and
+        pid: Of the process; 0 before it is forked.
+        result: What the function returned, once `settled`.
+        failure: How the rank failed, or None.
+        status: The exit status, or minus the signal's number; None while the process lives, and
             `errors.UNKNOWN_STATUS` where nobody heard it.
-        pending_work: what the rank is waiting for although its function is over.
-        has_shut_down: the rank has reported that it has shut down as a program does.
-        late_death: how it died although it had returned and wasn't stopped.
-        output: what it printed.
-        stack_signals: two signals by which it is asked for its stack; see `stack_writer`.
+        pending_work: What the rank is waiting for although its function is over.
+        has_shut_down: The rank has reported that it has shut down as a program does.
+        late_death: How it died although it had returned and wasn't stopped.
+        output: What it printed.
+        stack_signals: Two signals by which it is asked for its stack; see `stack_writer`.
     """
 
     def __init__(self, rank: int) -> None:
@@ -105,7 +105,7 @@ class WorkerHandle:
 
     @property
     def is_over(self) -> bool:
-        """Whether this rank has shut down as a program does, or is dead."""
+        """Whether this rank has shut down as a program does, is dead, or was never forked."""
         return self.has_shut_down or self.status is not None or not self.pid
 
     @property
@@ -126,7 +126,7 @@ class WorkerHandle:
 
     def read(self) -> None:
         """Take in everything that has arrived, and notice the end."""
-        # First, so that all it sent before its end is read below, and counts.
+        # Reap before reading: then all that the rank sent before its end is read below, and counts.
         has_just_died = self._is_alive and self._reap(os.WNOHANG)
         self._read_output()
         self._read_messages()
@@ -141,7 +141,10 @@ class WorkerHandle:
         """Reap the process if it has ended, and kill what it has left in its process group.
 
         Args:
-            flags: of `waitpid`; without `WNOHANG`, it waits for the end.
+            flags: Of `waitpid`; without `WNOHANG`, it waits for the end.
+
+        Returns:
+            Whether the process has ended.
         """
         # A kernel that ignores SIGCHLD has its children reaped for it, and never hears how they
         # ended: then waiting raises ChildProcessError.
@@ -244,11 +247,11 @@ class WorkerHandle:
         except Stopped:
             raise
         except BaseException as error:  # an object may end its own rebuilding by sys.exit()
-            note = _cannot_be_rebuilt(error)
-            with english():
-                in_english = _cannot_be_rebuilt(error)
+            # It's about a result: all else that a rank sends is plain texts and numbers.
+            note, in_english = in_two_languages(_cannot_be_rebuilt, error)
             failure = errors.from_exception(self.rank, error, note, in_english)
-            self.failure = self.failure or failure  # once a part is lost, what follows fails, too
+            # Once a part is lost, what follows fails, too: here the first failure counts.
+            self.failure = self.failure or failure
 
     def _take(self, kind: bytes, content: Any) -> None:
         if kind == transport.BUFFER:
@@ -262,13 +265,13 @@ class WorkerHandle:
                 self.result = transport.unpack(content, buffers)
             return
         value = transport.unpack(content, buffers)
-        if kind == transport.ENDED:
+        if kind == transport.SHUT_DOWN:
             self.has_shut_down = True
             self.pending_work = None
         elif kind == transport.PENDING:
             self.pending_work = value
-        else:
-            self.failure = value
+        elif kind == transport.FAILED:
+            self.failure = value  # a second one goes instead of the first, which it names
 
     def _read_output(self) -> None:
         for _attempt in range(_READS):
@@ -297,6 +300,6 @@ def _signal_main_thread(pid: int, number: int) -> None:
 
     Of a process that stands still, any thread may take a signal that is sent to all of them.
     """
-    send = getattr(ctypes.CDLL(None), "tgkill", None)  # not on macOS
+    send = getattr(LIBC, "tgkill", None)  # not on macOS
     if send is None or send(pid, pid, number):
         os.kill(pid, number)

@@ -89,6 +89,16 @@ def test_a_listener_that_fails_while_it_looks_ends_no_launch(fails_when_final_is
     assert told.seen == ["on_start 2", "on_poll", "on_exit"]
 
 
+def test_a_listener_that_fails_when_time_is_up_gives_no_time_and_hides_no_error():
+    class Fails(Listener):
+        def on_timeout(self) -> float:
+            raise KeyError("nothing here")
+
+    words = "goes on without its listener Fails, which failed: KeyError: 'nothing here'"
+    with pytest.warns(RuntimeWarning, match=words), pytest.raises(WorkerTimeout):
+        launch(time.sleep, 600, timeout=0.5, listeners=[Fails()])
+
+
 def test_a_listener_inside_a_rank_is_there_before_the_group_and_sees_an_error_pass(no_hurry):
     class Inside(Listener):
         def in_worker(self, rank: int) -> "Inside":

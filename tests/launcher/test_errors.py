@@ -16,6 +16,7 @@ from course_utils import WorkerError, WorkerTimeout, launch
 from course_utils.launcher import errors, stacks
 from course_utils.launcher.errors import Failure
 from course_utils.launcher.stacks import Frame
+from course_utils.launcher.words import ranks_named
 
 CELL = "/tmp" + "/ipykernel_7/123.py"
 SOURCE = "def train(x):\n    y = x\n\n    dist.barrier()\n    return y\n"
@@ -387,7 +388,7 @@ def test_no_timeout_holds_a_path_a_process_id_or_an_address(cell):
     [([3], "rank 3"), ([1, 0], "ranks 0 and 1"), ({0, 1, 3}, "ranks 0, 1 and 3")],
 )
 def test_ranks_are_named_in_order(numbers, name):
-    assert errors.ranks(numbers) == name
+    assert ranks_named(numbers) == name
 
 
 def shown(*parts: str) -> list[str]:

@@ -118,11 +118,11 @@ def test_law_4_the_first_of_two_failures_is_the_cause(no_hurry, monkeypatch):
             raise KeyError("consequence")
         boom()
 
-    def told(worker: WorkerMain) -> None:
+    def note_and_stay(worker: WorkerMain, unreported: BaseException | None) -> None:
         os.write(writing, b".")
-        stay(worker)
+        stay(worker, unreported)
 
-    monkeypatch.setattr(WorkerMain, "_park_until_killed", told)
+    monkeypatch.setattr(WorkerMain, "_park_until_killed", note_and_stay)
     with open(reading), open(writing, "w"), pytest.raises(WorkerError) as caught:
         launch(work)
     assert [failure.headline for failure in caught.value.failures] == [
@@ -258,9 +258,12 @@ def test_law_5_a_rank_that_dies_after_its_result_does_no_harm(monkeypatch):
                 dist.recv(torch.ones(1), 1)
         return dist.get_rank()
 
-    monkeypatch.setattr(
-        WorkerMain, "_park_until_killed", lambda own: kill() if dist.get_rank() else stay(own)
-    )
+    def kill_or_stay(worker: WorkerMain, unreported: BaseException | None) -> None:
+        if dist.get_rank():
+            kill()
+        stay(worker, unreported)
+
+    monkeypatch.setattr(WorkerMain, "_park_until_killed", kill_or_stay)
     assert list(launch(work)) == [0, 1]
 
 

@@ -27,6 +27,7 @@ from torch.utils.data import DataLoader, Dataset
 from course_utils import launch
 from course_utils.launcher import descendants
 from course_utils.launcher import launch as launcher
+from course_utils.launcher.errors import WorkerError
 from course_utils.launcher.listener import Listener
 from course_utils.launcher.stop_button import Stopped
 from course_utils.launcher.worker_group import WorkerGroup, remove_segments
@@ -180,6 +181,18 @@ def test_law_7_a_press_after_all_functions_have_returned_loses_no_result():
     assert list(caught.value.results) == [0, 1]
     assert caught.value.unfinished == []
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_law_7_a_press_while_an_error_is_put_together_leaves_the_error():
+    class PressesAtTheError(Listener):
+        def on_error(self, stacks, error) -> None:
+            signal.raise_signal(signal.SIGINT)
+
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(WorkerError, match="ZeroDivisionError"):
+        launcher.launch(lambda: 1 / 0, listeners=[PressesAtTheError()])
+    assert signal.getsignal(signal.SIGINT) is before
+    assert launch(dist.get_rank) == [0, 1]
 
 
 class Reconnects:
