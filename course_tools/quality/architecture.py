@@ -105,8 +105,8 @@ PUBLIC_NAMES = 19
 # fields, which has more nodes than an f-string, and no engine has to read f-strings any more.
 NODES = {
     "launcher": 15120,  # statuses nobody heard, forks that return; each step is named
-    "record": 7380,  # timers; what becomes of DDP's models; keys and entries whose parts have names
-    "hang": 9640,  # a dataclass for each section of facts; a loop whose rounds differ in no_sync()
+    "record": 7460,  # timers; what becomes of DDP's models; keys and entries whose parts have names
+    "hang": 9830,  # what proves a hang by the known call; a dataclass for each section of facts; a loop whose rounds differ in no_sync()
     "flight": 12300,  # dumps of any torch, read safely; evidence for nine kinds of guilt; a watcher
     "network": 4350,  # what a ring of a thousand ranks costs, by formula; a name for each step
     "pictures": 9400,  # each coordinate and mark has a name; captions that say how to read them
@@ -114,13 +114,13 @@ NODES = {
     # Hangs told from dumps, dry runs, a panel that comes by itself, silence that ends a launch.
     # Models that ranks have changed, or changed differently; a curve from its first step; captions.
     # What is told to who spawns a function of a cell; tracebacks of refused calls in one frame.
-    PACKAGE: 68200,
+    PACKAGE: 68550,
     # Results as plain data; what an answer reaches beside its arguments: frames, memory, copies;
     # likely mistakes by their results, results that are a factor off, and what a rank was given
     # that raises; an answer that lacks a name of a cell which has not run, and a limit of calls.
-    JUDGE: 12700,  # what one line did has a name for each of its steps, 5.5 nodes a line
+    JUDGE: 12850,  # what one line did has a name for each of its steps, 5.5 nodes a line
     CLUSTER: 2200,  # likewise, as in the next two
-    CHALLENGE: 4250,
+    CHALLENGE: 4310,
     # By chapter: checks of what learners write, pictures, also of what they wrote, right or wrong,
     # by notes of real ranks and logs of hosts and jobs; cut layers and stacks, a model of plans.
     LESSONS: 98000,
@@ -131,7 +131,7 @@ NODES = {
     # README's pictures, what a wheel has elsewhere than a checkout, a page with plans, what to do
     # where an installation, a download or a first cell went wrong, what the page says to a learner;
     # what was nested has a name.
-    TOOLS: 61600,
+    TOOLS: 62430,
 }
 
 

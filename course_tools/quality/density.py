@@ -43,15 +43,15 @@ LIMITS = {
     "course_utils/pictures": Limit(6.5, 0.0, 2.4, 0.1),  # calls of matplotlib with many arguments
     "course_utils/devices": Limit(5.0, 0.0, 1.9, 0.1),
     "course_utils": Limit(5.5, 0.0, 2.3, 0.1),
-    "course_checks": Limit(5.6, 0.0, 1.1, 0.1),
-    "course_cluster": Limit(5.5, 0.0, 1.8, 0.0),
-    "course_challenge": Limit(5.8, 0.0, 0.7, 0.0),
+    "course_checks": Limit(5.5, 0.0, 0.8, 0.1),
+    "course_cluster": Limit(5.4, 0.0, 1.0, 0.0),
+    "course_challenge": Limit(5.7, 0.0, 0.8, 0.0),
     "course_lessons": Limit(8.4, 0.0, 8.7, 0.5),
     "course_testing": Limit(5.4, 0.0, 1.6, 0.3),
-    "course_lint": Limit(5.6, 0.0, 1.3, 0.1),  # tests of a node's type, several on a line
+    "course_lint": Limit(5.5, 0.0, 1.0, 0.1),  # tests of a node's type, several on a line
     "course_museum": Limit(4.7, 0.0, 2.0, 1.5),
     "course_material": Limit(7.9, 11.7, 6.7, 6.8),
-    "course_tools": Limit(5.9, 0.0, 1.4, 0.2),
+    "course_tools": Limit(5.7, 0.0, 0.9, 0.2),
     "tests": Limit(6.4, 2.2, 5.6, 5.4),
 }
 VAGUE_NAMES = {

@@ -586,7 +586,7 @@ def fate(wrap, paths, steps=3):
     # How ranks that disagree end is up to the backend: here it is gloo.
     alone = launch(passes, lambda network: network, paths, steps, backend="gloo")
     try:
-        results = launch(passes, wrap, paths, steps, backend="gloo", timeout=3)
+        results = launch(passes, wrap, paths, steps, backend="gloo", timeout=6)
     except WorkerTimeout:
         return "hang"
     except WorkerError as error:

@@ -310,7 +310,7 @@ hangs = []
 for name, schedule in (("GPipe", gpipe), ("1F1B", one_f_one_b)):
     worker = chapter_18.train_with, pipeline.BlockingStage, schedule, 4
     try:  # a blocking send that waits is gloo's
-        launch(*worker, world_size=2, backend="gloo", timeout=4)
+        launch(*worker, world_size=2, backend="gloo", timeout=8)
         print(f"{name} is done")
     except WorkerTimeout as error:
         hangs.append(name)

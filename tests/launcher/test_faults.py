@@ -195,7 +195,7 @@ def test_a_killed_kernel_takes_its_ranks_and_their_children_along() -> None:
         def work():
             loader = {LOADER}
             next(iter(loader))
-            time.sleep(100)
+            time.sleep(10_000)
 
         launch(work)
         """,

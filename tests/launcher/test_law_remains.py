@@ -61,7 +61,7 @@ def test_law_9_a_segment_whose_maker_was_stopped_too_early_is_removed():
         if os.fork() == 0:
             Path(f"/dev/shm/torch_{os.getpid()}_1_1").touch()  # as torch does, just before a signal
             os.write(writing, b".")
-            time.sleep(100)
+            time.sleep(10_000)
         os.read(reading, 1)
         raise ValueError
 

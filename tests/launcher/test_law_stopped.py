@@ -102,7 +102,7 @@ def say_pid(tell: int) -> None:
 def test_law_7_the_stop_button_stops_the_ranks_at_once(kernel, presses):
     def work(tell: int) -> None:
         say_pid(tell)
-        time.sleep(100)
+        time.sleep(10_000)
 
     def interrupted(tell: int) -> None:
         before = signal.getsignal(signal.SIGINT)
@@ -259,12 +259,12 @@ class Slow(Dataset):
 
 def sleeping(tell: int) -> None:
     say_pid(tell)
-    time.sleep(100)
+    time.sleep(10_000)
 
 
 def in_c(tell: int) -> None:
     say_pid(tell)
-    ctypes.PyDLL(None).sleep(100)  # keeps the interpreter's lock
+    ctypes.PyDLL(None).sleep(10_000)  # keeps the interpreter's lock
 
 
 def loading(tell: int) -> None:

@@ -50,7 +50,7 @@ def line_of(fn, text: str) -> str:
 def test_law_6_a_hang_names_the_rank_that_never_arrived():
     def work() -> None:
         if dist.get_rank() == 1:
-            time.sleep(100)
+            time.sleep(10_000)
         dist.barrier()
 
     told = hanging(work, 3)
@@ -100,7 +100,7 @@ def test_law_6_an_endless_loop_in_python_is_shown():
 def test_law_6_an_endless_loop_in_c_is_shown():
     def work() -> None:
         if dist.get_rank() == 0:
-            ctypes.PyDLL(None).sleep(100)  # holds the interpreter's lock; a signal wakes it
+            ctypes.PyDLL(None).sleep(10_000)  # holds the interpreter's lock; a signal wakes it
             ctypes.PyDLL(None).pause()
         dist.barrier()
 
@@ -138,7 +138,7 @@ def test_law_6_a_missing_backward_is_seen_inside_ddp():
         loss = model(torch.ones(1, 2)).sum()
         if dist.get_rank() == 0:
             loss.backward()
-        time.sleep(100)
+        time.sleep(10_000)
 
     told = hanging(work)
     assert "rank 0: waiting in backward at " in told
@@ -166,7 +166,7 @@ def test_law_6_a_rank_that_never_joins_is_seen():
     def work() -> None:
         if os.environ["RANK"] == "0":
             dist.init_process_group("gloo")
-        time.sleep(100)
+        time.sleep(10_000)
 
     told = hanging(work, backend=None)
     assert "rank 0: waiting in init_process_group at " in told
@@ -219,14 +219,14 @@ def test_law_6_a_rank_that_was_asked_before_answers_from_the_beginning():
 
 def test_law_6_a_name_that_is_not_ascii_is_told_as_it_is():
     def 训练() -> None:
-        time.sleep(100)
+        time.sleep(10_000)
 
     assert f"rank 0: running at {line_of(训练, 'time.sleep')}" in hanging(训练, 1)
 
 
 def test_law_6_in_a_deep_recursion_the_line_is_told():
     def deeper(n: int) -> None:
-        deeper(n - 1) if n else time.sleep(100)
+        deeper(n - 1) if n else time.sleep(10_000)
 
     assert f"rank 0: running at {line_of(deeper, 'time.sleep')}" in hanging(lambda: deeper(300), 1)
 
@@ -235,7 +235,7 @@ def test_law_6_a_rank_that_ignores_every_signal_is_stopped():
     def work() -> None:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
             signal.signal(number, signal.SIG_IGN)
-        time.sleep(100)
+        time.sleep(10_000)
 
     assert "ranks 0 and 1 were not done" in hanging(work)
 
