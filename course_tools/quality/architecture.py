@@ -106,7 +106,7 @@ PUBLIC_NAMES = 19
 NODES = {
     "launcher": 15120,  # statuses nobody heard, forks that return; each step is named
     "record": 7460,  # timers; what becomes of DDP's models; keys and entries whose parts have names
-    "hang": 9830,  # what proves a hang by the known call; a dataclass for each section of facts; a loop whose rounds differ in no_sync()
+    "hang": 9830,  # the known call proves a hang; dataclasses of facts; loops in no_sync()
     "flight": 12300,  # dumps of any torch, read safely; evidence for nine kinds of guilt; a watcher
     "network": 4350,  # what a ring of a thousand ranks costs, by formula; a name for each step
     "pictures": 9400,  # each coordinate and mark has a name; captions that say how to read them
