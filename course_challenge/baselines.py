@@ -29,8 +29,9 @@ def direct(x, league):
     receiving = []
     for other in others:
         arrived = torch.empty_like(x)
+        message = dist.irecv(arrived, other)
         buffers.append(arrived)
-        receiving.append(dist.irecv(arrived, other))
+        receiving.append(message)
     wait_for(receiving)
     x = sum(buffers, x)
     send_to(others, x)
@@ -45,7 +46,8 @@ def tree(x, league):
     children = []
     arrived = torch.empty_like(x)
     while step < world_size:
-        is_child = rank % (2 * step) != 0
+        next_step = 2 * step
+        is_child = rank % next_step != 0
         if is_child:
             break
         child = rank + step
@@ -53,7 +55,7 @@ def tree(x, league):
             dist.recv(arrived, child)
             x += arrived
             children.append(child)
-        step *= 2
+        step = next_step
     if rank != 0:
         parent = rank - step
         dist.send(x, parent)
@@ -134,7 +136,8 @@ def hierarchical(x, league):
     place = rank % in_node  # within the node
     first = rank - place  # rank of the node
     partner = (rank + in_node) % world_size
-    neighbours = list(range(first, first + in_node))
+    end = first + in_node
+    neighbours = list(range(first, end))
     neighbours.remove(rank)
     pieces = x.tensor_split(in_node)  # the one of each neighbour has its place
     own_piece = pieces[place]
@@ -142,11 +145,13 @@ def hierarchical(x, league):
     sent = []
     for other in neighbours:
         piece = pieces[other - first]
-        sent.append(dist.isend(piece, other))
+        message = dist.isend(piece, other)
+        sent.append(message)
     for other in neighbours:
         dist.recv(arrived, other)
         own_piece += arrived
-    sent.append(dist.isend(own_piece, partner))
+    message = dist.isend(own_piece, partner)
+    sent.append(message)
     dist.recv(arrived, partner)
     wait_for(sent)
     own_piece += arrived

@@ -144,12 +144,15 @@ def _parsed(text: str) -> ast.Module:
 
 def _refuse_problems(tree: ast.Module, imported: set[str]) -> None:
     """Raises Refused with the first problem of a text, if it has one."""
-    known = {*PLAIN, *_MODULES, *_bound(tree)}
+    bound = _bound(tree)
+    known = {*PLAIN, *_MODULES, *bound}
     problems = []
     for node in ast.walk(tree):
         problems_of_node = list(_wrong(node))
-        if isinstance(node, ast.Name) and node.id not in known:
-            problems_of_node.append(_unknown(node.id, imported))
+        is_name = isinstance(node, ast.Name)
+        if is_name and node.id not in known:
+            problem = _unknown(node.id, imported)
+            problems_of_node.append(problem)
         for problem in problems_of_node:
             place = (node.lineno, node.end_col_offset)
             problems.append((place, problem))
@@ -210,8 +213,8 @@ def _what_there_is(owner: str) -> str:
         words = ", ".join(names)
         return f"An all-reduce is to be made of messages alone: dist has {words}."
     if owner == "torch":
-        functions = TORCH - {"Tensor"}
-        words = ", ".join(sorted(functions))
+        functions = sorted(TORCH - {"Tensor"})
+        words = ", ".join(functions)
         return f"torch has {words}."
     return "An entry has the methods of tensors, lists, dicts, sets and numbers."
 

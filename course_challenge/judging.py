@@ -85,7 +85,10 @@ class Score:
         rows = [header]
         for world_size, size in itertools.product(WORLD_SIZES, SIZES):
             label = f"{world_size} ranks, {size}"
-            percents = [self.percents[Run(league, world_size, size)] for league in LEAGUES]
+            percents = []
+            for league in LEAGUES:
+                run = Run(league, world_size, size)
+                percents.append(self.percents[run])
             rows.append(_row(label, percents))
         label = f"{self.name} scores"
         scores = [self[league] for league in LEAGUES]
@@ -236,7 +239,9 @@ def _least_time_us(trace: Trace, league: League, algorithms: Iterable[str]) -> f
 
 
 def _refuse_uneven(trace: Trace) -> None:
-    for message in trace.schedule("ring").messages:
+    """Raises Refused if a message has another size than what takes it."""
+    schedule = trace.schedule("ring")
+    for message in schedule.messages:
         sent = message.sent
         taken = message.taken
         if sent.kind != "send":
@@ -254,6 +259,10 @@ def bounds() -> str:
     for n, size in itertools.product(WORLD_SIZES, SIZES):
         label = f"{n} ranks, {size}"
         nbytes = SIZES[size]
-        bounds_us = [league.bound_us(n, nbytes) for league in LEAGUES.values()]
-        rows.append(_row(label, bounds_us, digits=2))
+        bounds_us = []
+        for league in LEAGUES.values():
+            bound_us = league.bound_us(n, nbytes)
+            bounds_us.append(bound_us)
+        row = _row(label, bounds_us, digits=2)
+        rows.append(row)
     return table(rows)

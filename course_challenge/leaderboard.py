@@ -36,7 +36,8 @@ def _row(line: str) -> Row:
     row = json.loads(line)
     name = str(row["name"])
     score = float(row["score"])
-    row = {**row, "name": name[:40], "score": score}
+    short_name = name[:40]
+    row |= {"name": short_name, "score": score}
     if row["league"] not in LEAGUES:
         raise ValueError(row)
     if not 0 <= score <= 100:
@@ -111,9 +112,11 @@ def judged_again(rows: list[Row]) -> list[Row]:
         if not entry:
             continue
         if entry not in scores:
-            scores[entry] = judging.judged(entry, row["name"])
+            name = row["name"]
+            scores[entry] = judging.judged(entry, name)
         score = scores[entry]
         league = row["league"]
-        judged_row = row | {"score": score[league]}
+        points = score[league]
+        judged_row = row | {"score": points}
         judged_rows.append(judged_row)
     return judged_rows

@@ -30,9 +30,10 @@ class League(NamedTuple):
 
     def time_us(self, trace: Trace) -> float:
         """How long a recording takes here."""
-        late = [0.0] * trace.world_size
-        late[-1] = self.late_us
-        replay = trace.replay(self.network, compute=tuple(late))
+        late_us = [0.0] * trace.world_size
+        late_us[-1] = self.late_us
+        compute_us = tuple(late_us)
+        replay = trace.replay(self.network, compute=compute_us)
         last_us = max(replay.finish_us)
         return last_us - self.late_us
 

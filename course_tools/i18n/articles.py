@@ -111,8 +111,9 @@ def pages(root: Path) -> Iterator[tuple[Path, str]]:
     for letter, article in known.items():
         if letter not in sentences:
             continue
-        path = root / "articles" / f"{letter}.md"
-        text = _page(form, letter, article, sentences[letter], titles, links, root)
+        path = root / f"articles/{letter}.md"
+        sentences_of_article = sentences[letter]
+        text = _page(form, letter, article, sentences_of_article, titles, links, root)
         yield path, text
 
 
@@ -145,7 +146,8 @@ def _page(
         links_of_row = links.get(row)
         rows.append(f"| {row} | {in_chinese} | {links_of_row} |")
         if row in sentences:
-            mend = sentences[row].strip()
+            sentence = sentences[row]
+            mend = sentence.strip()
             brief = _brief(links_of_row)
             mends.append(f"- **{row}。** {mend}（{brief}）")
     others = []

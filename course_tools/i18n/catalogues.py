@@ -60,13 +60,14 @@ def units(text: str) -> list[str]:
             begins = True
         goes_on = parts and not previous_ended and not begins
         if inside_fence or goes_on:
-            parts[-1] += "\n" + line
+            parts[-1] += f"\n{line}"
         else:
             parts.append(line)
         if is_fence:
             inside_fence = not inside_fence
         is_single_line = stripped.startswith(("#", "|"))
-        previous_ended = not inside_fence and (is_blank or is_fence or is_single_line)
+        ends = is_blank or is_fence or is_single_line
+        previous_ended = ends and not inside_fence
     return parts
 
 
@@ -88,7 +89,10 @@ def key(unit: str) -> str:
 
 def prose(notebook: NotebookNode) -> list[str]:
     """Returns the units of a notebook that need a translation, each once."""
-    texts = [cell.source for cell in notebook.cells if cell.cell_type == "markdown"]
+    texts = []
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            texts.append(cell.source)
     text = "\n\n".join(texts)
     return prose_of(text)
 
@@ -98,7 +102,8 @@ def prose_of(text: str) -> list[str]:
     by_key = {}
     for unit in units(text):
         if is_prose(unit):
-            by_key[key(unit)] = unit
+            unit_key = key(unit)
+            by_key[unit_key] = unit
     return list(by_key.values())
 
 
@@ -136,7 +141,8 @@ def words(catalog: Catalog) -> Entries:
     entries = {}
     for message in catalog:
         if message.id:  # only the header has none
-            entries[key(message.id)] = message
+            message_key = key(message.id)
+            entries[message_key] = message
     return entries
 
 
@@ -155,7 +161,8 @@ def take_up(catalog: Catalog, wanted: list[str]) -> Catalog:
     for message in old.values():
         catalog.delete(message.id)
     for unit in wanted:
-        message = old.get(key(unit))
+        unit_key = key(unit)
+        message = old.get(unit_key)
         if not message:
             message = _resembling(unit, unused)
         add(catalog, unit, message.string, message)
@@ -203,7 +210,8 @@ def in_chinese(text: str, known: Entries) -> tuple[str, int]:
     for index, unit in enumerate(parts):
         if not is_prose(unit):
             continue
-        message = known.get(key(unit))
+        unit_key = key(unit)
+        message = known.get(unit_key)
         if holds(message):
             parts[index] = message.string
         else:
@@ -253,7 +261,8 @@ def translated(notebook: NotebookNode, known: Entries) -> NotebookNode:
 
 def anchor(heading: str, earlier: Collection[str]) -> str:
     """Returns the anchor that MyST makes of a heading, after those it has made on the page."""
-    with_hyphens = heading.strip().lower().replace(" ", "-")
+    lower_case = heading.strip().lower()
+    with_hyphens = lower_case.replace(" ", "-")
     slug = re.sub(r"[^\w\- ]", "", with_hyphens)
     unused = slug
     repeats = 0

@@ -47,7 +47,8 @@ def in_memory(original: Path, root: Path) -> NotebookNode:
     """Returns a notebook in Chinese, with links that hold where the English one lies."""
     english = nbformat.read(original, as_version=4)
     catalogue = catalogue_of(original, root)
-    return catalogues.translated(english, _known(catalogue))
+    known = _known(catalogue)
+    return catalogues.translated(english, known)
 
 
 def document(original: Path, root: Path) -> str:

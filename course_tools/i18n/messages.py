@@ -28,7 +28,8 @@ def ids(root: Path) -> list[Id]:
     """Returns all messages in the order of the source, each once."""
     messages: dict[Id, None] = {}
     for package in _PACKAGES:
-        paths = (root / package).rglob("*.py")
+        folder = root / package
+        paths = folder.rglob("*.py")
         for path in sorted(paths):
             extracted = extract_from_file("python", path, keywords=_MARKED_BY)
             for _line, message, _comments, _context in extracted:
@@ -134,7 +135,8 @@ def _fields_of_one_language(message: Message) -> list[str]:
     forms = message.id
     if isinstance(forms, str):
         forms = (forms,)
-    fields_in_chinese = fields(chinese_of(message))
+    chinese = chinese_of(message)
+    fields_in_chinese = fields(chinese)
     odd: set[str] = set()
     for form in forms:
         odd |= fields(form) ^ fields_in_chinese
@@ -145,7 +147,8 @@ def fields(text: str) -> set[str]:
     """Returns the fields of a template, such as `{seconds:g}`."""
     written = set()
     try:
-        for _words, name, spec, conversion in string.Formatter().parse(text):
+        parts = string.Formatter().parse(text)
+        for _words, name, spec, conversion in parts:
             if name is not None:
                 written.add(f"{name}!{conversion}:{spec}")
     except ValueError:  # braces that are no field, in a message without fields

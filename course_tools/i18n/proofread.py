@@ -82,7 +82,8 @@ def _differences(name: str, message: Message) -> list[str]:
     lost = english - chinese
     added = chinese - english
     if name in ("code", "numbers"):  # said once, or more often, as the sentence wants it
-        lost = Counter(english.keys() - chinese.keys())
+        lost_marks = english.keys() - chinese.keys()
+        lost = Counter(lost_marks)
         added = Counter()
     if name == "links" and not lost:  # its readers may be led further
         added = Counter()
@@ -95,7 +96,8 @@ def _differences(name: str, message: Message) -> list[str]:
 def _marks(pattern: re.Pattern[str], text: str) -> Counter[str]:
     """How often each mark stands in a text: what the pattern's groups hold, or all that it fits."""
     marks: Counter[str] = Counter()
-    for match in pattern.finditer(key(text)):
+    one_line = key(text)
+    for match in pattern.finditer(one_line):
         groups = match.groups(default="")
         mark = "".join(groups)
         if not mark:
@@ -131,7 +133,8 @@ def glossary(root: Path) -> Terms:
 
 def terms_at_odds(terms: Terms, message: Message) -> Iterator[str]:
     """Yields the terms that a translation does not use as the glossary says."""
-    english = re.sub(CODE, "", key(message.id))
+    english = key(message.id)
+    english = re.sub(CODE, "", english)
     english = english.lower()
     chinese = re.sub(CODE, "", message.string)
     for term, entry in terms.items():
@@ -146,7 +149,8 @@ def terms_at_odds(terms: Terms, message: Message) -> Iterator[str]:
             continue
         also_right = entry.get("also", ())
         right_words = [right, *also_right]
-        if not any(word in chinese for word in right_words):
+        is_right = any(word in chinese for word in right_words)
+        if not is_right:
             yield f"{term} is {right}, which is missing"
 
 

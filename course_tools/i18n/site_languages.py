@@ -131,8 +131,9 @@ def _to_headings(text: str, folder: Path) -> str:
 
     def link(match: re.Match[str]) -> str:
         notebook, english_anchor = match.groups()
-        path = (folder / notebook).resolve()
-        anchor = _headings(path)[english_anchor]
+        path = folder / notebook
+        anchors = _headings(path.resolve())
+        anchor = anchors[english_anchor]
         return f"({notebook}#{anchor})"
 
     return TO_A_HEADING.sub(link, text)
@@ -188,7 +189,8 @@ def _of_places(root: Path) -> Iterator[str]:
     for place in places.values():
         yield place["title"]
         yield place["text"]
-    recordings = (site / "recordings").glob("*.json")
+    folder = site / "recordings"
+    recordings = folder.glob("*.json")
     for path in sorted(recordings):
         text = path.read_text("utf-8")
         recording = json.loads(text)

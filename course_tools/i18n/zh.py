@@ -240,7 +240,8 @@ def share(known: dict[str, Message], units: list[str]) -> int:
     """Returns how many per cent of the units have a translation that holds."""
     translated = 0
     for unit in units:
-        message = known.get(catalogues.key(unit))
+        key = catalogues.key(unit)
+        message = known.get(key)
         if catalogues.holds(message):
             translated += 1
     return 100 * translated // len(units)
@@ -255,9 +256,10 @@ def old_files(root: Path) -> Iterator[str]:
         kept[readme] = chinese.document(english, root)
     kept |= dict(articles.pages(root))
     for path, text in kept.items():
-        if not has_text(path, text):
-            place = path.relative_to(root)
-            yield f"{place} is old: make zh"
+        if has_text(path, text):
+            continue
+        place = path.relative_to(root)
+        yield f"{place} is old: make zh"
 
 
 def todo(root: Path, names: list[str]) -> None:
@@ -312,8 +314,8 @@ def _changed_with(root: Path, words: str) -> Iterator[tuple[Source, Message]]:
     for source in sources(root):
         if not source.catalogue.exists():
             continue
-        for message in source.known().values():
-            if message.fuzzy and words in catalogues.key(message.id):
+        for key, message in source.known().items():
+            if message.fuzzy and words in key:
                 yield source, message
 
 
@@ -349,7 +351,8 @@ def write(root: Path) -> None:
     for path, text in files.items():
         path.parent.mkdir(exist_ok=True)
         path.write_text(text, encoding="utf-8")
-    if (root / messages.CATALOGUE).exists():
+    catalogue_of_messages = root / messages.CATALOGUE
+    if catalogue_of_messages.exists():
         messages.write(root)
     print(f"{len(files)} files in Chinese are built")
 

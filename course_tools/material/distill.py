@@ -87,14 +87,17 @@ def rows(events: list[Event], kept: slice) -> Iterator[Row]:
         elif _is_kept_on_the_host(call):
             args = call["args"]
             collective = args.get("Collective name", "")
-            yield _row("host", f"{name} {collective}", call, lane, begin_us)
+            name_with_collective = f"{name} {collective}"
+            yield _row("host", name_with_collective, call, lane, begin_us)
 
 
 def _row(kind: str, name: str, event: Event, lane: str, begin_us: float) -> Row:
     """An event's row, as if it moved no bytes and had nothing to do with a launch."""
-    start_us = round(event["ts"] - begin_us, 1)
+    since_begin_us = event["ts"] - begin_us
+    start_us = round(since_begin_us, 1)
     duration_us = round(event["dur"], 1)
-    return Row(kind, name.strip(), lane, start_us, duration_us, bytes=0, launch=0)
+    stripped = name.strip()
+    return Row(kind, stripped, lane, start_us, duration_us, bytes=0, launch=0)
 
 
 def _row_of_work(work: Event, bytes_moved: dict[int, int], begin_us: float) -> Row:
@@ -104,7 +107,8 @@ def _row_of_work(work: Event, bytes_moved: dict[int, int], begin_us: float) -> R
     stream = args["stream"]
     kind = _kind(work)
     name = short(work["name"])
-    row = _row(kind, name, work, f"stream {stream}", begin_us)
+    lane = f"stream {stream}"
+    row = _row(kind, name, work, lane, begin_us)
     bytes_copied = args.get("bytes", 0)
     count = bytes_moved.get(correlation, bytes_copied)
     return row._replace(bytes=count)
@@ -115,7 +119,8 @@ def _calls_between(events: list[Event], begin_us: float, end_us: float) -> list[
     calls = []
     for event in events:
         is_in_time = begin_us <= event["ts"] < end_us
-        if is_in_time and event["cat"].startswith(ON_THE_HOST):
+        is_on_the_host = event["cat"].startswith(ON_THE_HOST)
+        if is_in_time and is_on_the_host:
             calls.append(event)
     return calls
 
@@ -229,7 +234,8 @@ def _bytes_of_inputs(args: dict[str, Any]) -> int | None:
 
 def packed(rows_to_pack: Iterable[Row]) -> bytes:
     """Returns rows as the compressed columns that `recording` reads."""
-    in_order = sorted(rows_to_pack, key=operator.attrgetter("start_us"))
+    by_start = operator.attrgetter("start_us")
+    in_order = sorted(rows_to_pack, key=by_start)
     kinds, names, lanes, starts_us, durations_us, sizes, launches = zip(*in_order, strict=True)
     starts = list(map(_tenths, starts_us))
     starts_before = [0, *starts[:-1]]
@@ -279,8 +285,9 @@ def main(argv: list[str] | None = None) -> int:
         recording = packed(kept_rows)
         path = INTO / f"{name}.json.gz"
         path.write_bytes(recording)
-        size = path.stat().st_size
-        print(f"{path.name}: {len(kept_rows):,} rows, {size:,} bytes")
+        count = len(kept_rows)
+        size = len(recording)
+        print(f"{path.name}: {count:,} rows, {size:,} bytes")
     return 0
 
 

@@ -96,7 +96,8 @@ class Night:
         self.number = number
         self.delivery = delivery
         self.begun = time.time()
-        self.moved_s = seeming_start_s(day) - self.begun
+        start_s = seeming_start_s(day)
+        self.moved_s = start_s - self.begun
         folder = tempfile.mkdtemp(dir=disk)
         self.folder = Path(folder)
         self.scheduler_log = disk / "scheduler.log"
@@ -144,18 +145,21 @@ class Night:
             str(epochs),
         ]
         environment = os.environ | ENVIRONMENT
-        with open(node / "torchrun.txt", "w") as log:
+        log_path = node / "torchrun.txt"
+        with log_path.open("w") as log:
             return subprocess.Popen(command, cwd=node, env=environment, stdout=log, stderr=log)
 
     def seems(self, time_s: float) -> datetime:
         """The date that a moment of the run seems to have."""
-        return datetime.fromtimestamp(time_s + self.moved_s, UTC)
+        seeming_s = time_s + self.moved_s
+        return datetime.fromtimestamp(seeming_s, UTC)
 
     def say(self, words: str) -> None:
         """Writes a line into the scheduler's log."""
-        now = self.seems(time.time())
+        now_s = time.time()
+        now = self.seems(now_s)
         date = to_milliseconds(now, "%a %Y-%m-%d %H:%M:%S.%f")
-        with open(self.scheduler_log, "a") as log:
+        with self.scheduler_log.open("a") as log:
             log.write(f"{date} job {self.number} {words}\n")
 
     def keep(self, where: Path) -> None:
@@ -171,38 +175,42 @@ class Night:
             data = source.read_bytes()
             if not data:
                 continue
-            place = source.relative_to(self.folder)
-            node = place.parts[0]
-            target_folder = where / node
-            name_of_folder = source.parent.name
-            if name_of_folder.isdigit():  # the local rank
-                target_folder /= name_of_folder
-            target_folder.mkdir(parents=True, exist_ok=True)
+            node = self.node_of(source)
             if is_dump:
                 scrubbed = self.dump(data, node)
             else:
                 scrubbed = self.text(data, node)
-            target = target_folder / source.name
+            folder = where / node
+            name_of_folder = source.parent.name
+            if name_of_folder.isdigit():  # the local rank
+                folder /= name_of_folder
+            folder.mkdir(parents=True, exist_ok=True)
+            target = folder / source.name
             target.write_bytes(scrubbed)
+
+    def node_of(self, source: Path) -> str:
+        """The node that has written a file: the first folder in the job's own."""
+        place = source.relative_to(self.folder)
+        return place.parts[0]
 
     def text(self, data: bytes, node: str) -> bytes:
         """Scrubs a log or an error file."""
         text = data.decode()
+        text = self.with_short_paths(text, node)
+        text = with_name_of_node(text, node)
+        text = self.moved(text)
+        return text.encode()
+
+    def with_short_paths(self, text: str, node: str) -> str:
+        """A text without the folders of this machine."""
         folder_of_node = self.folder / node
         text = text.replace(f"{folder_of_node}/", "")
         text = FOLDER_OF_PYTHON.sub("", text)
-        text = HOST.sub(rf"\1{node}", text)
         text = text.replace(f"{self.disk}/", "")
         text = text.replace(sys.executable, "python")
-        temporary = re.escape(tempfile.gettempdir())
-        text = re.sub(rf"{temporary}/\w+/", "", text)
-        this_machine = os.uname().nodename
-        for name in ("127.0.0.1", "localhost"):
-            if name != this_machine:
-                text = text.replace(name, "node-a")
-        text = text.replace(this_machine, node)
-        moved = self.moved(text)
-        return moved.encode()
+        folder = tempfile.gettempdir()
+        escaped_folder = re.escape(folder)
+        return re.sub(rf"{escaped_folder}/\w+/", "", text)
 
     def moved(self, text: str) -> str:
         """Moves all times that are written in a text."""
@@ -216,9 +224,10 @@ class Night:
             return date
 
         def moved_timestamp(match: re.Match) -> str:
-            written = int(match[0])
-            moved = int(written + self.moved_s)
-            return str(moved)
+            written_s = int(match[0])
+            seeming_s = written_s + self.moved_s
+            whole_seconds = int(seeming_s)
+            return str(whole_seconds)
 
         text = DATE.sub(moved_date, text)
         text = DATE_OF_LOG.sub(moved_log_date, text)
@@ -227,7 +236,8 @@ class Night:
     def _later(self, date: str, pattern: str) -> str:
         """A date that is written by this pattern, moved."""
         written = datetime.strptime(date, pattern)
-        moved = written + timedelta(seconds=self.moved_s)
+        difference = timedelta(seconds=self.moved_s)
+        moved = written + difference
         return moved.strftime(pattern)
 
     def dump(self, data: bytes, node: str) -> bytes:
@@ -252,8 +262,19 @@ class Night:
         is_time = isinstance(value, int) and name.endswith("_ns")
         if is_time and value:  # 0 stands for no time
             moved_s = round(self.moved_s)
-            return value + moved_s * 10**9
+            moved_ns = moved_s * 10**9
+            return value + moved_ns
         return value
+
+
+def with_name_of_node(text: str, node: str) -> str:
+    """A text in which this machine is called by the node's name."""
+    text = HOST.sub(rf"\1{node}", text)
+    this_machine = os.uname().nodename
+    for name in ("127.0.0.1", "localhost"):
+        if name != this_machine:
+            text = text.replace(name, "node-a")
+    return text.replace(this_machine, node)
 
 
 def to_milliseconds(date: datetime, pattern: str) -> str:
@@ -273,19 +294,30 @@ def children(pid: int) -> Iterator[int]:
     yield pid
 
 
+def processes_of(agents: Agents) -> list[int]:
+    """All processes of these agents that there are now, the agents among them."""
+    pids = []
+    for agent in agents:
+        pids += children(agent.pid)
+    return pids
+
+
+def size_of(path: Path) -> int:
+    """How many bytes a file has now."""
+    status = path.stat()
+    return status.st_size
+
+
 def preempt(night: Night, checkpoint: Path, agents: Agents) -> None:
     """Kills the job as soon as a save has begun."""
-    everybody: list[int] = []
-    while len(everybody) < 6:  # the ranks, and their agents
-        everybody = []
-        for agent in agents:
-            family = children(agent.pid)
-            everybody.extend(family)
-    complete_bytes = checkpoint.stat().st_size
+    pids: list[int] = []
+    while len(pids) < 6:  # the ranks, and their agents
+        pids = processes_of(agents)
+    complete_bytes = size_of(checkpoint)
     written_bytes = 0
     while not 0 < written_bytes < complete_bytes:
-        written_bytes = os.stat(checkpoint).st_size
-    for pid in everybody:
+        written_bytes = size_of(checkpoint)
+    for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     night.say("preempted by job 4714 (urgent): SIGKILL to all processes")
@@ -335,8 +367,9 @@ def week(disk: Path) -> None:
 
     for name in ("metrics.csv", "scheduler.log"):
         shutil.copy(disk / name, INCIDENT / name)
-    shutil.rmtree(INCIDENT / "delivery", ignore_errors=True)
-    shutil.copytree(disk / "delivery", INCIDENT / "delivery")
+    kept_delivery = INCIDENT / "delivery"
+    shutil.rmtree(kept_delivery, ignore_errors=True)
+    shutil.copytree(disk / "delivery", kept_delivery)
 
 
 def put_back(texts: dict[Path, str]) -> None:
@@ -358,13 +391,15 @@ def wednesday(disk: Path, script: Path, sunday: Night) -> None:
     again = Night(disk, 2, 4713, "delivery")
     again.moved_s = killed.moved_s
     again.run(script, 6)
-    again.keep(INCIDENT / "wednesday")
+    kept = INCIDENT / "wednesday"
+    again.keep(kept)
     backup = disk / "backup-of-sunday.pt"
+    status = backup.stat()
     sunday_to_wednesday_s = sunday.moved_s - seeming_start_s(2)
-    saved_s = backup.stat().st_mtime + sunday_to_wednesday_s + killed.begun
+    saved_s = status.st_mtime + sunday_to_wednesday_s + killed.begun
     os.utime(backup, (saved_s, saved_s))  # Sunday, as seen from Wednesday
-    listing(killed, INCIDENT / "wednesday/ls.txt")
-    shutil.copy(checkpoint, INCIDENT / "wednesday")
+    listing(killed, kept / "ls.txt")
+    shutil.copy(checkpoint, kept)
 
 
 def run_and_keep(
@@ -374,15 +409,21 @@ def run_and_keep(
     night.run(script, epochs, during)
     metrics = night.folder / "node-a/metrics.csv"
     if metrics.exists():
-        begun = night.seems(night.begun)
-        day = begun.strftime("%a")
-        text = metrics.read_text()
-        with open(night.disk / "metrics.csv", "a") as all_nights:
-            for line in text.splitlines():
-                all_nights.write(f"{day},{line}\n")
+        add_to_week(night, metrics)
         metrics.unlink()
     if keep_as:
         night.keep(INCIDENT / keep_as)
+
+
+def add_to_week(night: Night, metrics: Path) -> None:
+    """Adds a night's metrics to those of the week, each line with its day."""
+    begun = night.seems(night.begun)
+    day = begun.strftime("%a")
+    text = metrics.read_text()
+    metrics_of_week = night.disk / "metrics.csv"
+    with metrics_of_week.open("a") as all_nights:
+        for line in text.splitlines():
+            all_nights.write(f"{day},{line}\n")
 
 
 if __name__ == "__main__":

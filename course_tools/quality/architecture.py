@@ -188,11 +188,17 @@ def package_of(module: str) -> str:
     return PACKAGE
 
 
+def parsed(path: Path) -> ast.Module:
+    """A file's syntax tree."""
+    source = path.read_text(encoding="utf-8")
+    return ast.parse(source)
+
+
 @functools.cache  # each file is asked five times
 def imported(path: Path) -> list[str]:
     """The full name of everything that a file imports."""
     names = []
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = parsed(path)
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for name in node.names:
@@ -262,7 +268,7 @@ def circle(graph: Graph) -> list[str]:
 @functools.cache
 def nodes(path: Path) -> int:
     """How large a file is: nodes of its syntax tree, docstrings left out."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = parsed(path)
     documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
     count = 0
     for node in ast.walk(tree):
@@ -350,7 +356,7 @@ def files_and_sizes(known: Modules) -> tuple[Counter, Counter]:
 
 def public(known: Modules) -> list[str]:
     """The names that the library offers: the keys of its lazy table."""
-    tree = ast.parse(known[PACKAGE].read_text(encoding="utf-8"))
+    tree = parsed(known[PACKAGE])
     for node in tree.body:
         if not isinstance(node, ast.Assign):
             continue
@@ -387,7 +393,8 @@ def picture(known: Modules) -> str:
         imports = ", ".join(imported_rooms)
         row = f"{name:22}  {count:5}  {size:5}  {imports}"
         rows.append(row.rstrip())
-    material = list((ROOT / MATERIAL).rglob("*.py"))
+    folder = ROOT / MATERIAL
+    material = list(folder.rglob("*.py"))
     count = len(material)
     size = sum(map(nodes, material))
     rows.append(f"beside them, {MATERIAL}: {count} files, {size} nodes")
@@ -400,12 +407,15 @@ def picture(known: Modules) -> str:
 
 def main() -> None:
     """Print the house; end with 1 if something is wrong with it."""
-    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
+    first_line, *_ = __doc__.splitlines()
+    parser = argparse.ArgumentParser(description=first_line)
+    parser.parse_args()
     known = modules()
     print(picture(known))
     wrong = problems(known)
     print("\n".join(wrong), file=sys.stderr)
-    sys.exit(1 if wrong else 0)
+    if wrong:
+        sys.exit(1)
 
 
 if __name__ == "__main__":

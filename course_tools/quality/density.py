@@ -136,7 +136,9 @@ def code_lines(source: str, tree: ast.AST) -> int:
             continue
         first_line, _column = token.start
         last_line, _column = token.end
-        numbers.update(range(first_line, last_line + 1))
+        end = last_line + 1
+        lines_of_token = range(first_line, end)
+        numbers.update(lines_of_token)
     numbers -= docstring_lines(tree)
     return len(numbers)
 
@@ -192,14 +194,16 @@ def densest_functions(folder: Path) -> list[tuple[float, str]]:
         for node in ast.walk(tree):
             if not isinstance(node, FUNCTION):
                 continue
-            lines = node.end_lineno - node.lineno + 1
+            lines_before = node.lineno - 1
+            lines = node.end_lineno - lines_before
             if lines < SHORTEST_FUNCTION_TO_LIST:
                 continue
             nodes = list(syntax_nodes(node))
             nodes_per_line = len(nodes) / lines
             name = f"{place}:{node.lineno} {node.name}"
             functions.append((nodes_per_line, name))
-    return sorted(functions, reverse=True)
+    functions.sort(reverse=True)
+    return functions
 
 
 def problems(root: Path = ROOT) -> Iterator[str]:
@@ -229,7 +233,8 @@ def rows(packages: Iterable[str], root: Path = ROOT) -> Iterator[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    first_line, *_ = __doc__.splitlines()
+    parser = argparse.ArgumentParser(description=first_line)
     parser.add_argument("packages", nargs="*", default=list(LIMITS))
     parser.add_argument("--densest", action="store_true", help="list 25 functions of each package")
     arguments = parser.parse_args()
@@ -238,7 +243,8 @@ def main() -> None:
     if not arguments.densest:
         return
     for package in arguments.packages:
-        functions = densest_functions(ROOT / package)
+        folder = ROOT / package
+        functions = densest_functions(folder)
         for nodes_per_line, place in functions[:25]:
             print(f"{nodes_per_line:6.1f} nodes a line: {place}")
 

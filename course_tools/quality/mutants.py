@@ -17,7 +17,7 @@ import sys
 import tempfile
 import tomllib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 import course_utils
+from course_checks.outcome import Outcome
 from course_tools import ROOT
 from course_tools.child_process import in_child_process
 from course_tools.quality import lab_checks
@@ -71,17 +72,24 @@ def tried(path: Path, known: dict[str, dict[str, str]], choice: Choice) -> Itera
             following = lab.cells[number + 1 :]
             for mutant in wanted.pop(number, ()):
                 exercise = exercise_of[number]
-                change = mutant.change
                 equivalent = known.get(exercise, {})
-                if change in equivalent:
-                    yield Tried(exercise, change, SAME)
-                    continue
-                fate, report = lab.fate([mutant.source, *following])
-                yield Tried(exercise, change, fate, report)
+                yield _tried_mutant(mutant, exercise, equivalent, lab, following)
             if not wanted:
                 return
             with contextlib.redirect_stdout(io.StringIO()):
                 lab.run(cell, number)
+
+
+def _tried_mutant(
+    mutant: Mutant, exercise: str, equivalent: Collection[str], lab: "Lab", following: list[str]
+) -> Tried:
+    """What becomes of one mutant, which stands before the cells that follow its own."""
+    change = mutant.change
+    if change in equivalent:
+        return Tried(exercise, change, SAME)
+    cells = [mutant.source, *following]
+    fate, report = lab.fate(cells)
+    return Tried(exercise, change, fate, report)
 
 
 class Lab:
@@ -105,7 +113,8 @@ class Lab:
 
     def run(self, cell: str, label: object) -> None:
         """Runs a cell, which tracebacks call so."""
-        lab_checks.run(cell, f"<{self.slug} {label}>", self.names)
+        file = f"<{self.slug} {label}>"
+        lab_checks.run(cell, file, self.names)
 
     def exercises(self) -> list[tuple[int, str]]:
         """By the number of each cell, the exercise that is checked there or next."""
@@ -145,8 +154,7 @@ class Lab:
         for exercise in self.caught.values():
             for options in lab_checks.cheapest_first(exercise.options):
                 try:
-                    with mock.patch.object(course_utils, "check", check):
-                        outcome = lab_checks.hung_or_judged(exercise.fn, options)
+                    outcome = _outcome(exercise.fn, options)
                 except Exception as error:
                     return RAISED, _raised(error)
                 if not outcome:
@@ -159,6 +167,12 @@ class Lab:
             self.run(cell, f"mutant {number}")
             if self.caught:
                 return
+
+
+def _outcome(fn: Callable, options: lab_checks.Options) -> Outcome:
+    """What the real check says of an answer."""
+    with mock.patch.object(course_utils, "check", check):
+        return lab_checks.hung_or_judged(fn, options)
 
 
 def _raised(error: Exception) -> str:
@@ -175,7 +189,10 @@ def _wanted(cells: list[str], exercise_of: Exercises, choice: Choice) -> Mutants
     ids_of_drawn = set(map(id, drawn))
     wanted = {}
     for number, of_cell in by_cell.items():
-        wanted_of_cell = [mutant for mutant in of_cell if id(mutant) in ids_of_drawn]
+        wanted_of_cell = []
+        for mutant in of_cell:
+            if id(mutant) in ids_of_drawn:
+                wanted_of_cell.append(mutant)
         if wanted_of_cell:
             wanted[number] = wanted_of_cell
     return wanted
@@ -191,7 +208,8 @@ def _drawn(by_cell: Mutants, exercise_of: Exercises, choice: Choice) -> Iterator
         if choice.only in ("", exercise):
             by_exercise[exercise] += of_cell
     for exercise, of_exercise in by_exercise.items():
-        draw = random.Random(f"{choice.seed} {exercise}")
+        seed = f"{choice.seed} {exercise}"
+        draw = random.Random(seed)
         count = min(choice.most, len(of_exercise))
         yield from draw.sample(of_exercise, count)
 
@@ -226,15 +244,17 @@ def _equivalent() -> dict[str, dict[str, dict[str, str]]]:
 def _line_of(mutant: Tried) -> str:
     line = f"  {mutant.fate}: {mutant.exercise}: {mutant.change}"
     if mutant.report:
-        report = " ".join(mutant.report.split())
+        words = mutant.report.split()
+        report = " ".join(words)
         line += f"  [{report[:150]}]"
     return line
 
 
 def _line(name: str, counts: Counter[str]) -> str:
+    total = counts.total()
     raised = counts[RAISED]
     killed = counts[KILLED] + raised
-    line = f"  {name:26}{counts.total():5} made, {killed:4} killed, "
+    line = f"  {name:26}{total:5} made, {killed:4} killed, "
     equivalent = counts[SAME]
     surviving = counts[SURVIVES]
     line += f"{equivalent:3} equivalent, {surviving:3} surviving"
@@ -247,11 +267,8 @@ def stale(root: Path = ROOT) -> list[str]:
     """Entries of equivalent.toml that are no mutant of their lab any more."""
     entries = []
     for slug, exercises in _equivalent().items():
-        changes = set()
         lab = root / f"source/labs/{slug}.py"
-        for cell in lab_checks.sources(lab):
-            for mutant in mutants(cell):
-                changes.add(mutant.change)
+        changes = _changes_of(lab)
         for listed in exercises.values():
             gone = listed.keys() - changes
             for change in gone:
@@ -259,9 +276,19 @@ def stale(root: Path = ROOT) -> list[str]:
     return entries
 
 
+def _changes_of(lab: Path) -> set[str]:
+    """By what each mutant of a lab is known."""
+    changes = set()
+    for cell in lab_checks.sources(lab):
+        for mutant in mutants(cell):
+            changes.add(mutant.change)
+    return changes
+
+
 def main() -> None:
     """Run the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    first_line, *_ = __doc__.splitlines()
+    parser = argparse.ArgumentParser(description=first_line)
     parser.add_argument("names", nargs="*", help="labs, such as 03; all if none")
     parser.add_argument("--only", default="", metavar="EXERCISE", help="such as gather")
     parser.add_argument("--most", type=int, default=1000, help="mutants of an exercise")

@@ -44,7 +44,8 @@ NO_DEED = re.compile(
     r"len|list|max|min|range|sorted|sum|tolist|tuple|zip"
 )
 # Statements whose order is left as it is.
-STAY = ast.FunctionDef | ast.ClassDef | ast.Return | ast.Raise | ast.Import | ast.ImportFrom
+DEFINES = ast.FunctionDef | ast.ClassDef | ast.Import | ast.ImportFrom
+STAY = DEFINES | ast.Return | ast.Raise
 SAME = ast.Eq | ast.NotEq | ast.In | ast.NotIn | ast.Is | ast.IsNot  # whose swap is the opposite
 
 
@@ -88,7 +89,8 @@ def mutants(source: str) -> list[Mutant]:
     for edit in Editor(source).edits():
         if not any(edit.is_within(span) for span in spans):
             continue
-        changed = edit.applied_to(text).decode()
+        changed_text = edit.applied_to(text)
+        changed = changed_text.decode()
         if changed == source or changed in by_source:
             continue
         if not _is_python(changed):
@@ -106,7 +108,8 @@ def _marked_spans(source: str) -> list[Span]:
     """What stands between the markers of a cell."""
     spans = []
     for match in MARKED.finditer(source):
-        above = source[: match.start()].encode()
+        first_sign = match.start()
+        above = source[:first_sign].encode()
         marked = match[0].encode()
         start = len(above)
         end = start + len(marked)
@@ -124,7 +127,8 @@ def _is_python(source: str) -> bool:
 
 def _change(text: bytes, edit: Edit) -> str:
     """Such as `total += buffer -> total -= buffer`, of the lines that differ; of many the first."""
-    start = text.rfind(b"\n", 0, edit.start) + 1
+    end_of_line_before = text.rfind(b"\n", 0, edit.start)
+    start = end_of_line_before + 1
     end = text.find(b"\n", edit.end)
     lines = text[start:end]
     start_in_lines = edit.start - start
@@ -272,12 +276,7 @@ class Editor:
             case ast.Constant(False):
                 yield self._edit(node, "True")
             case ast.Constant(int(value) | float(value)):
-                more = repr(value + 1)
-                yield self._edit(node, more)
-                less = repr(value - 1)
-                if value < 1:
-                    less = f"({less})"
-                yield self._edit(node, less)
+                yield from self._of_number(node, value)
             case ast.Name(name, ast.Load()) if name in NAMES:
                 yield self._edit(node, NAMES[name])
             case ast.Attribute(attr=name) if name in ATTRIBUTES:
@@ -286,6 +285,16 @@ class Editor:
                 yield Edit(start, end, ATTRIBUTES[name])
             case ast.Call():
                 yield from self._of_call(node)
+
+    def _of_number(self, node: ast.AST, value: float) -> Iterator[Edit]:
+        """A number that is larger by one, or smaller."""
+        more = value + 1
+        yield self._edit(node, repr(more))
+        less = value - 1
+        written = repr(less)
+        if less < 0:
+            written = f"({written})"
+        yield self._edit(node, written)
 
     def _of_call(self, call: ast.Call) -> Iterator[Edit]:
         """An argument given in the place of the one before it, or a keyword left out."""
@@ -362,7 +371,7 @@ def _is_vain(node: ast.stmt, names: Counter[str]) -> bool:
         return all(names[name] == 1 for name in given_names)
     if isinstance(node, ast.Expr):
         return isinstance(node.value, ast.Constant)
-    return isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Import | ast.ImportFrom | ast.Pass)
+    return isinstance(node, DEFINES | ast.Pass)
 
 
 def _are_apart(first: ast.stmt, second: ast.stmt) -> bool:

@@ -62,8 +62,9 @@ def write_pages(to: Path, site: Site, tongue: Tongue) -> None:
         write_book(path, to, live, site, tongue)
     for path in documents():
         document(path, to, tongue)
-    for path in (ROOT / "notebooks").glob("*.py"):
-        shutil.copy(path, to / "notebooks")
+    notebooks = ROOT / "notebooks"
+    for script in notebooks.glob("*.py"):
+        shutil.copy(script, to / "notebooks")
     glossary_page = to / "glossary.md"
     glossary_text = glossary.page(tongue)
     glossary_page.write_text(glossary_text, encoding="utf-8")
@@ -88,7 +89,8 @@ def books() -> list[Path]:
     """Returns every executed notebook."""
     paths: list[Path] = []
     for book in BOOKS:
-        notebooks = (ROOT / book).glob("*.ipynb")
+        folder = ROOT / book
+        notebooks = folder.glob("*.ipynb")
         paths += sorted(notebooks)
     return paths
 
@@ -96,7 +98,8 @@ def books() -> list[Path]:
 def documents() -> list[Path]:
     """Returns every document that is a page in both languages."""
     paths = [ROOT / name for name in DOCUMENTS]
-    for_teachers = (ROOT / "teaching").glob("*.md")
+    teaching = ROOT / "teaching"
+    for_teachers = teaching.glob("*.md")
     paths += sorted(for_teachers)
     for name in (*BOOKS, *ROOMS):
         folder = ROOT / name
@@ -168,8 +171,9 @@ def _chart_as_links(chart: re.Match[str]) -> str:
     """The map's chart as links to the chapters."""
     names = {}
     for path in course_map.chapters():
-        chapter = path.stem[:2]
-        names[chapter] = path.stem
+        name = path.stem
+        chapter = name[:2]
+        names[chapter] = name
     return notebook_pages.chart_as_links(chart[1], predictions(), names)
 
 

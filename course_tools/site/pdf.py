@@ -59,7 +59,8 @@ def printed(built: Path) -> Path:
     page = one_page(built)
     contents = print_page(page, to)
     assert not contents["lost"], contents["lost"]
-    megabytes = to.stat().st_size / 1e6
+    status = to.stat()
+    megabytes = status.st_size / 1e6
     folded = contents["folded"]
     links = contents["links"]
     print(f"{to}: {megabytes:.1f} MB, {folded} folded parts and {links} links at its end")

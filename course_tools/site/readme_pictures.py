@@ -155,13 +155,14 @@ def page(height: float, body: str, words: str, theme: Theme, style: str = "") ->
         0.5, 0.5, inner_width, inner_height, rx=8, fill=theme.page, stroke=theme.border
     )
     title = escape(words, quote=False)
+    contents = style + frame + body
     return PICTURE.format(
         width=WIDTH,
         height=height,
         font=MONO,
         size=FONT_SIZE,
         title=title,
-        contents=style + frame + body,
+        contents=contents,
     )
 
 
@@ -185,7 +186,8 @@ def cell_picture(cell: NotebookNode, words: str, theme: Theme, code: str = "") -
     body += lines_from(output_lines, output_y)
 
     lines_below_first = len(output_lines) - 1
-    last_line_y = output_y + lines_below_first * LINE
+    height_below_first = lines_below_first * LINE
+    last_line_y = output_y + height_below_first
     height = last_line_y + MARGIN + 4
     return page(height, body, words, theme)
 
@@ -213,11 +215,12 @@ def verdict_box(lines: list[Spans], first_y: float, theme: Theme) -> str:
     baseline_before = baseline  # that of the last line above the paragraph
     for line in lines:
         baseline += LINE
-        text = "".join(text for text, _ in line)
-        if not text:
+        is_blank = not any(text for text, _ in line)
+        if is_blank:
             baseline_before = baseline
     top = baseline_before + 3
-    height = baseline - baseline_before + 6
+    height_of_text = baseline - baseline_before
+    height = height_of_text + 6
     return rectangle(MARGIN, top, PANEL_WIDTH, height, rx=5, fill=theme.verdict)
 
 

@@ -163,7 +163,8 @@ def _calls(events: Sequence[Event]) -> Iterator[Json]:
     for position, event in enumerate(events):
         call = _call(event)
         if event.of is not None:
-            call["back"] = position - positions[event.of]
+            earlier_position = positions[event.of]
+            call["back"] = position - earlier_position
         if event.flags & USER_THREAD:  # their order counts, and nothing else
             begin = moments.index(event.start_s)
             end = moments.index(event.end_s)
@@ -275,7 +276,8 @@ def _tell_what_it_printed(cell: NotebookNode) -> None:
 
 def main(names: Sequence[str]) -> None:
     """Records all places, or those that are named."""
-    (SITE / "recordings").mkdir(exist_ok=True)
+    folder = SITE / "recordings"
+    folder.mkdir(exist_ok=True)
     _let_kernels_import_the_course()
     by_notebook: dict[str, Places] = {}
     for name, place in places().items():

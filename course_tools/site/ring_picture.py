@@ -168,8 +168,10 @@ class Squares(NamedTuple):
             return ""
         width = self.size / self.n
         middle = left + width / 2
-        baseline = y + self.size / 2 + 5
-        return words_at(middle, baseline, digit, fill=self.theme.ink, text_anchor="middle")
+        centre_y = y + self.size / 2
+        baseline = centre_y + 5
+        ink = self.theme.ink
+        return words_at(middle, baseline, digit, fill=ink, text_anchor="middle")
 
     def outline(self, x: float, y: float) -> str:
         """Returns the mark of a square that is new."""
@@ -192,11 +194,13 @@ class Ring:
 
     def rank_name(self, rank: int, x: float, y: float) -> str:
         """Returns the name of a rank, which begins at x."""
-        return words_at(x, y, f"rank {rank}", fill=self.theme.ink)
+        name = f"rank {rank}"
+        return words_at(x, y, name, fill=self.theme.ink)
 
     def centred(self, x: float, y: float, text: str, **style: str) -> str:
         """Returns a line of text around x."""
-        return words_at(x, y, text, **style, fill=self.theme.ink, text_anchor="middle")
+        ink = self.theme.ink
+        return words_at(x, y, text, **style, fill=ink, text_anchor="middle")
 
 
 class StandingRing(Ring):
@@ -325,8 +329,8 @@ class Clock:
         end_s = self.arrives_s(step)
         begin = self.percent(begin_s)
         end = self.percent(end_s)
-        just_before_begin = f"{begin - 0.01:.2f}"
-        just_before_end = f"{end - 0.01:.2f}"
+        just_before_begin = just_before(begin)
+        just_before_end = just_before(end)
         at_first = "transform:none"
         at_last = f"transform:translate({dx:g}px,{dy:g}px)"
         frames = f"0%,{just_before_begin}%{{opacity:0;{at_first}}}"
@@ -361,6 +365,12 @@ class Clock:
         lines.append(f"@media (prefers-reduced-motion: reduce){{{still}}}")
         lines.append("</style>\n")
         return "\n".join(lines)
+
+
+def just_before(percent: float) -> str:
+    """Returns the last moment before this one that frames can tell apart from it."""
+    moment = percent - 0.01
+    return f"{moment:.2f}"
 
 
 def changed_chunk(before: list[int], after: list[int]) -> int:
@@ -448,7 +458,8 @@ class MovingRing(Ring):
         before = self.states[step - 1]
         after = self.states[step]
         chunk = changed_chunk(before[rank], after[rank])
-        number = before[sender][chunk]
+        chunks_of_sender = before[sender]
+        number = chunks_of_sender[chunk]
         x = from_x + chunk * PITCH
         drawn = self.squares.square(number, x, from_y)
         drawn += self.squares.outline(x, from_y)

@@ -52,7 +52,8 @@ def stage_chinese(to: Path, site: Site) -> None:
     chinese = site_languages.in_chinese()
     begin(to, chinese)
     site_languages.write_theme(to)
-    articles = (ROOT / "articles").glob("*.md")
+    folder = ROOT / "articles"
+    articles = folder.glob("*.md")
     for path in sorted(articles):
         pages.document(path, to, chinese)
     pages.write_pages(to, site, chinese)
