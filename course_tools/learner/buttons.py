@@ -57,7 +57,8 @@ def _answers(lab: NotebookNode, solution: NotebookNode | None) -> dict[str, str]
         stubs = filter(_is_stub, lab.cells)
         return {cell.id: "" for cell in stubs}
     answers = {}
-    for cell, solved in zip(lab.cells, solution.cells, strict=True):
+    pairs = zip(lab.cells, solution.cells, strict=True)
+    for cell, solved in pairs:
         if cell.cell_type != "code":
             continue
         if cell.source != solved.source:
@@ -74,8 +75,8 @@ def _unmarked(source: str) -> str:
     """A solved cell without the markers around the solution."""
     lines = []
     for line in source.split("\n"):
-        is_mark = line.strip().startswith(_MARKS)
-        if not is_mark:
+        stripped = line.strip()
+        if not stripped.startswith(_MARKS):
             lines.append(line)
     return "\n".join(lines)
 
@@ -83,9 +84,11 @@ def _unmarked(source: str) -> str:
 def _check_below(cells: list[NotebookNode]) -> NotebookNode | None:
     """The first cell with a check, unless a heading comes before it: then it is another's."""
     for cell in cells:
-        if cell.cell_type == "code" and "check(" in cell.source:
+        is_check = cell.cell_type == "code" and "check(" in cell.source
+        if is_check:
             return cell
-        if cell.cell_type == "markdown" and cell.source.startswith("## "):
+        is_heading = cell.cell_type == "markdown" and cell.source.startswith("## ")
+        if is_heading:
             return None
     return None
 
@@ -96,20 +99,25 @@ def _row(
     """The cell with the buttons below an answer."""
     check_word, hint_word, answer_word, progress_word = words
     ids = {"answer": cell.id, "check": check.id}
-    buttons = _button("check", ids, check_word)
-    buttons += " " + _button("hint", ids, hint_word)
+    check_button = _button("check", ids, check_word)
+    hint_button = _button("hint", ids, hint_word)
+    progress_button = _button("progress", {}, progress_word)
+    buttons = [check_button, hint_button]
     folded_answer = ""
     if answer:
         ids_and_answer = {**ids, "packed": packed(answer)}
-        buttons += " " + _button("answer", ids_and_answer, answer_word)
+        answer_button = _button("answer", ids_and_answer, answer_word)
+        buttons.append(answer_button)
         folded_answer = (
             f'\n<details class="course-answer"><summary>{answer_word}</summary>'
             "<pre><code>solutions/</code></pre></details>"
         )
-    buttons += " " + _button("progress", {}, progress_word)
-    text = f'<div class="course-buttons" hidden>{buttons}</div>{folded_answer}'
+    buttons.append(progress_button)
+    side_by_side = " ".join(buttons)
+    text = f'<div class="course-buttons" hidden>{side_by_side}</div>{folded_answer}'
     row = new_markdown_cell(text)
-    row.id = f"{_ID}{cell.id}"[:_LONGEST_ID]
+    long_id = f"{_ID}{cell.id}"
+    row.id = long_id[:_LONGEST_ID]
     return row
 
 

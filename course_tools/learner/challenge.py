@@ -29,7 +29,9 @@ def saved_entry(path: Path) -> str:
     entry = ""
     notebook = nbformat.read(path, as_version=4)
     for cell in notebook.cells:
-        if cell.cell_type == "code" and definition in cell.source:
+        if cell.cell_type != "code":
+            continue
+        if definition in cell.source:
             entry = cell.source
     return entry
 
@@ -60,7 +62,8 @@ def judge_saved(folder: Path, name: str | None) -> int:
         missing = f"no {judging.NAME} in a challenge.ipynb of yours"
         print(f"{missing}: `make lab` or `ddp-course` copies it", file=sys.stderr)
         return 1
-    score = judging.judged(entry, name or "your entry")
+    name_on_board = name or "your entry"
+    score = judging.judged(entry, name_on_board)
     print(score, end="\n\n")
     rows = []
     kept = folder / FILE
@@ -72,7 +75,8 @@ def judge_saved(folder: Path, name: str | None) -> int:
     if name:
         leaderboard.write(kept, best)
         advice = f"Your best is kept in {kept.name}: give that file to merge."
-    print(_board_below_reference(best))
+    board = _board_below_reference(best)
+    print(board)
     print(f"\n{advice}")
     if score.why:
         return 1

@@ -28,6 +28,7 @@ MY_MAP = "course_map.md"
 SIGNATURE = "\n<!-- "  # below the map: behind it stands the digest of what the course wrote
 ADVICE = Path(__file__).with_name("AGENTS.md")  # for assistants, in a learner's folder
 SCORES = ".predictions.json"  # what `course_material.scores` keeps
+LONGEST_ID = 64  # of a cell, in a notebook's format
 LINK = re.compile(
     r"""
     (\]\(|href=["'])  # as a link begins in Markdown, or in the HTML of folded answers
@@ -37,6 +38,9 @@ LINK = re.compile(
     re.VERBOSE,
 )
 DATE_AND_NUMBER = re.compile(r"[\d_-]*")
+LINK_TO_COPY = re.compile(r"\]\(((?:chapter|lab)_\w+)\.ipynb\)")
+LINK_TO_LESSON = re.compile(r"\]\((chapter_(\d\d)\w+\.ipynb)\)")  # its file, and its number
+DIAGRAM = re.compile(r"```mermaid\n.*?```", re.DOTALL)  # of the map
 SUBGRAPH = re.compile(r"subgraph \w+\[([^]]+)\](.*?)\n +end", re.DOTALL)  # of the map's diagram
 BOX = re.compile(r"(\d\d)\[([^]]+)\]")  # its number, and its label
 
@@ -81,12 +85,14 @@ def _document(path: Path, root: Path) -> str:
 def originals(root: Path) -> dict[str, Path]:
     """The original of every copy, by its name: `chapter_03_...`, `lab_03_...`, `challenge`."""
     by_name = {}
-    for kind, folder in FOLDERS.items():
-        paths = (root / folder).glob("[0-9]*_*.ipynb")
+    for kind, name_of_folder in FOLDERS.items():
+        folder = root / name_of_folder
+        paths = folder.glob("[0-9]*_*.ipynb")
         for path in sorted(paths):
             name = f"{kind}_{path.stem}"
             by_name[name] = path
-    challenge = root / FOLDERS["lab"] / "challenge.ipynb"
+    folder_of_labs = root / FOLDERS["lab"]
+    challenge = folder_of_labs / "challenge.ipynb"
     if challenge.exists():
         by_name[challenge.stem] = challenge
     return by_name
@@ -176,13 +182,11 @@ def copied(original: Path, root: Path, folder: Path) -> NotebookNode:
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
             cell.source = relinked(cell.source, original, root, folder)
-            continue
-        cell.execution_count = None
-        tags = cell.metadata.get("tags", [])
-        if "keep-output" not in tags:
-            cell.outputs = []
+        else:
+            _forget_run(cell)
     fold_explanations(notebook)
-    if original.parent.name == FOLDERS["lab"]:
+    is_lab = original.parent.name == FOLDERS["lab"]
+    if is_lab:
         solution = _solution(original, root)
         add_buttons(notebook, solution, language())
     texts = {}
@@ -191,6 +195,14 @@ def copied(original: Path, root: Path, folder: Path) -> NotebookNode:
     notebook.metadata["language_info"] = language_of_kernel()
     notebook.metadata["course"] = {"original": original.name, "texts": texts}
     return notebook
+
+
+def _forget_run(cell: NotebookNode) -> None:
+    """Takes a code cell's number away, and its outputs unless a tag says to keep them."""
+    cell.execution_count = None
+    tags = cell.metadata.get("tags", [])
+    if "keep-output" not in tags:
+        cell.outputs = []
 
 
 def _solution(original: Path, root: Path) -> NotebookNode | None:
@@ -244,7 +256,7 @@ def merged(old: NotebookNode, new: NotebookNode) -> int:
     buttons of the new stub come below both.
     """
     course = old.metadata["course"]
-    texts = course["texts"]
+    texts = course["texts"]  # by a cell's id, the digest of what the course wrote there
     moved = 0
     at = len(new.cells)
     for cell in reversed(old.cells):
@@ -252,10 +264,7 @@ def merged(old: NotebookNode, new: NotebookNode) -> int:
         is_in_new = cell.id in ids
         if is_in_new:
             at = ids.index(cell.id)
-        if not cell.source.strip():
-            continue
-        is_unchanged = texts.get(cell.id) == digest(cell.source)
-        if is_unchanged:
+        if not _is_by_learner(cell, texts):
             continue
         moved += 1
         if is_in_new:
@@ -266,7 +275,8 @@ def merged(old: NotebookNode, new: NotebookNode) -> int:
             is_below_buttons = at > 0 and is_buttons(new.cells[at - 1])
             if was_a_stub and is_below_buttons:
                 at -= 1
-            mine = NotebookNode(cell, id=_id_of_mine(cell))
+            new_id = _id_of_mine(cell)
+            mine = NotebookNode(cell, id=new_id)
             new.cells.insert(at, mine)
         if cell.cell_type == "code":
             mine.outputs = []
@@ -274,9 +284,18 @@ def merged(old: NotebookNode, new: NotebookNode) -> int:
     return moved
 
 
+def _is_by_learner(cell: NotebookNode, texts: dict[str, str]) -> bool:
+    """Whether a learner wrote what stands in a cell; `texts` are digests of what the course did."""
+    if not cell.source.strip():
+        return False
+    digest_of_course = texts.get(cell.id)
+    return digest(cell.source) != digest_of_course
+
+
 def _id_of_mine(cell: NotebookNode) -> str:
     """The id of a cell of the learner's, moved to where the original no longer has that cell."""
-    return f"mine-{cell.id}"[:64]
+    long_id = f"mine-{cell.id}"
+    return long_id[:LONGEST_ID]
 
 
 def lay_out(root: Path, folder: Path, again: str = "make fresh only=") -> list[str]:
@@ -293,15 +312,20 @@ def lay_out(root: Path, folder: Path, again: str = "make fresh only=") -> list[s
         elif has_newer_original(root, folder, name):
             notices.append(f"{copy.name} has a newer original: {again}{name}")
     if new_copies:
-        place = folder.name
-        if language():
-            place = f"{folder.parent.name}/{place}"
+        place = _name_of_folder(folder)
         where_to_write = f"{new_copies} notebooks of your own are in {place}/: write there."
         notices.insert(0, where_to_write)
     lay_out_advice(folder)
     notices += lay_out_scripts(root, folder)
     notices += lay_out_map(root, folder)
     return notices
+
+
+def _name_of_folder(folder: Path) -> str:
+    """What a learner knows the folder of the copies by: `my`, or `my/zh`."""
+    if not language():
+        return folder.name
+    return f"{folder.parent.name}/{folder.name}"
 
 
 def lay_out_advice(folder: Path) -> None:
@@ -401,17 +425,18 @@ def with_links_for_boxes(text: str) -> str:
     A subgraph of the diagram becomes a line, and a dotted arrow a detour in brackets.
     """
     lessons = {}
-    for number, end_of_name in re.findall(r"\]\(chapter_(\d\d)(\w+\.ipynb)\)", text):
-        lessons[number] = f"chapter_{number}{end_of_name}"
+    for file, number in LINK_TO_LESSON.findall(text):
+        lessons[number] = file
 
     def as_list(diagram: re.Match[str]) -> str:
         lines = []
-        for title, inside in SUBGRAPH.findall(diagram[0]):
+        subgraphs = SUBGRAPH.findall(diagram[0])
+        for title, inside in subgraphs:
             boxes = _linked_boxes(inside, lessons)
             lines.append(f"- **{title}:** {boxes}")
         return "\n".join(lines)
 
-    return re.sub(r"```mermaid\n.*?```", as_list, text, flags=re.DOTALL)
+    return DIAGRAM.sub(as_list, text)
 
 
 def _linked_boxes(subgraph: str, lessons: dict[str, str]) -> str:
@@ -425,15 +450,18 @@ def _linked_boxes(subgraph: str, lessons: dict[str, str]) -> str:
         return f"[{label}]({lesson})"
 
     parts = []
-    rows = subgraph.strip().split("\n")
-    for row in rows:
-        linked = BOX.sub(linked_box, row.strip())
-        if linked.startswith("direction"):
+    inside = subgraph.strip()
+    for line in inside.split("\n"):
+        row = line.strip()
+        if row.startswith("direction"):
             continue
+        linked = BOX.sub(linked_box, row)
         _before, dotted_arrow, detour = linked.partition("-.->")
         if dotted_arrow:
-            linked = f"({detour.strip()})"
-        parts.append(linked.replace(" --> ", " → "))
+            detour = detour.strip()
+            linked = f"({detour})"
+        part = linked.replace(" --> ", " → ")
+        parts.append(part)
     return " ".join(parts)
 
 
@@ -446,7 +474,7 @@ def _to_newest(text: str, folder: Path) -> str:
             return match[0]
         return f"]({newest_copy.name})"
 
-    return re.sub(r"\]\(((?:chapter|lab)_\w+)\.ipynb\)", link, text)
+    return LINK_TO_COPY.sub(link, text)
 
 
 def fresh(root: Path, folder: Path, name: str, today: datetime.date) -> str:
@@ -500,7 +528,7 @@ def _changes(my_copy: NotebookNode | None, wanted: NotebookNode) -> list[str]:
     if my_copy is None:
         return []
     known = _cells_of_original(my_copy)
-    taken_away = {cell_id for cell_id, _ in known}
+    taken_away = {cell_id for cell_id, _digest in known}
     ids_of_mine = {cell.id for cell in my_copy.cells}
     lines = []
     for cell in wanted.cells:
@@ -509,15 +537,16 @@ def _changes(my_copy: NotebookNode | None, wanted: NotebookNode) -> list[str]:
             continue
         first_line, _, _ = cell.source.partition("\n")
         shown = first_line[:70]
-        cell_of_original = (cell.id, digest(cell.source))
+        digest_of_original = digest(cell.source)
+        cell_of_original = (cell.id, digest_of_original)
         possible_ids = {cell.id, _id_of_mine(cell)}
         if cell_of_original not in known:
             lines.append(f"  new or changed: {shown}")
         elif ids_of_mine.isdisjoint(possible_ids):
             lines.append(f"  back again: {shown}")
     if taken_away and not lines:
-        count = _cells(len(taken_away))
-        lines.append(f"  gone: {count}")
+        count = len(taken_away)
+        lines.append(f"  gone: {_cells(count)}")
     return lines
 
 
@@ -559,5 +588,6 @@ def notary() -> NotebookNotary:
 def digest(text: str) -> str:
     """What a text is known by."""
     encoded = text.encode()
-    digest = hashlib.sha256(encoded)
-    return digest.hexdigest()[:12]
+    hashed = hashlib.sha256(encoded)
+    digits = hashed.hexdigest()
+    return digits[:12]

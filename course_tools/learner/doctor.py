@@ -250,14 +250,10 @@ def limits(root: Path) -> Iterator[Line]:
 
 def memory(root: Path) -> Iterator[Line]:
     """Memory, and where it is shared."""
-    with contextlib.suppress(OSError):  # macOS has no such file
-        meminfo = Path("/proc/meminfo").read_text()
-        available = re.search(r"MemAvailable: +(\d+)", meminfo)
-        if available:
-            megabytes = int(available[1]) >> 10
-            if megabytes < 1000:
-                text = f"{megabytes} MB of memory are free; a notebook needs 1,000"
-                yield Line(WRONG, text)
+    megabytes = _free_megabytes()
+    if megabytes is not None and megabytes < 1000:
+        text = f"{megabytes} MB of memory are free; a notebook needs 1,000"
+        yield Line(WRONG, text)
     with contextlib.suppress(OSError):
         free = shutil.disk_usage("/dev/shm").free
         if free < 64 * MB:
@@ -266,6 +262,19 @@ def memory(root: Path) -> Iterator[Line]:
                 "--shm-size=1g)"
             )
             yield Line(MISSING, text)
+
+
+def _free_megabytes() -> int | None:
+    """How much memory is free, or None if the system doesn't say."""
+    try:
+        meminfo = Path("/proc/meminfo").read_text()
+    except OSError:  # macOS has no such file
+        return None
+    available = re.search(r"MemAvailable: +(\d+)", meminfo)
+    if available is None:
+        return None
+    kilobytes = int(available[1])
+    return kilobytes >> 10
 
 
 def folders(root: Path) -> Iterator[Line]:
@@ -354,19 +363,25 @@ def checkout(root: Path) -> Iterator[Line]:
                 "from; clone it again"
             )
             yield Line(WRONG, text)
-    ready = root / ".venv/.ready"
-    if ready.exists():
-        installed_at = ready.stat().st_mtime
-        pyproject = root / "pyproject.toml"
-        constraints = root / "constraints.txt"
-        wanted_at = max(pyproject.stat().st_mtime, constraints.stat().st_mtime)
-        if wanted_at > installed_at:
-            text = "the course is newer than what is installed: `make lab` installs what is new"
-            yield Line(MISSING, text)
+    if _is_newer_than_installed(root):
+        text = "the course is newer than what is installed: `make lab` installs what is new"
+        yield Line(MISSING, text)
     has_git = shutil.which("git") is not None
     if not has_git or not (root / ".git").exists():
         text = "no git here: the course cannot tell its version, and updates are made by hand"
         yield Line(MISSING, text)
+
+
+def _is_newer_than_installed(root: Path) -> bool:
+    """Whether what the course asks for has changed since `make lab` installed it."""
+    ready = root / ".venv/.ready"
+    if not ready.exists():
+        return False
+    installed_at = ready.stat().st_mtime
+    pyproject = root / "pyproject.toml"
+    constraints = root / "constraints.txt"
+    wanted_at = max(pyproject.stat().st_mtime, constraints.stat().st_mtime)
+    return wanted_at > installed_at
 
 
 def optional(root: Path) -> Iterator[Line]:

@@ -59,7 +59,8 @@ def _lead_to_chapters(path: Path) -> None:
         source = _LINK.sub(r"\1chapter_", cell.source)
         if source == cell.source:
             continue
-        is_unedited = texts.get(cell.id) == copies.digest(cell.source)
+        digest_of_course = texts.get(cell.id)
+        is_unedited = copies.digest(cell.source) == digest_of_course
         cell.source = source
         has_changed = True
         if is_unedited:

@@ -26,11 +26,12 @@ def needed(sources: list[str], wanted: str) -> list[int]:
     Returns:
         Their numbers, in order: all of them where a cell can't be read so, as one with `%magics`.
     """
-    everything = list(range(len(sources)))
+    count = len(sources)
+    everything = list(range(count))
     try:
-        names = _used(_table(wanted))
+        names = _used_in(wanted)
         touched = [_touched(source) for source in sources]
-        used = [_used(_table(source)) for source in sources]
+        used = [_used_in(source) for source in sources]
     except SyntaxError:
         return everything
     numbers: set[int] = set()
@@ -50,9 +51,16 @@ def _table(source: str) -> symtable.SymbolTable:
     return symtable.symtable(source, "cell", "exec")
 
 
+def _used_in(source: str) -> set[str]:
+    """Names that have to come from somewhere before a cell can run."""
+    table = _table(source)
+    return _used(table)
+
+
 def _used(table: symtable.SymbolTable) -> set[str]:
     """Names that have to come from somewhere: of a function, those that aren't its own."""
-    is_cell = table.get_type() == "module"
+    type_of_table = table.get_type()
+    is_cell = type_of_table == "module"
     used = set()
     for symbol in table.get_symbols():
         changes_a_cells_name = symbol.is_declared_global() and symbol.is_assigned()
@@ -61,7 +69,8 @@ def _used(table: symtable.SymbolTable) -> set[str]:
         if not symbol.is_referenced():
             continue
         if is_cell or symbol.is_global():
-            used.add(symbol.get_name())
+            name = symbol.get_name()
+            used.add(name)
     for inner in table.get_children():
         used |= _used(inner)
     return used
@@ -70,14 +79,17 @@ def _used(table: symtable.SymbolTable) -> set[str]:
 def _touched(source: str) -> set[str]:
     """Names that a cell makes, and those whose values it may change."""
     touched = set()
-    symbols = _table(source).get_symbols()
-    for symbol in symbols:
+    table = _table(source)
+    for symbol in table.get_symbols():
         if symbol.is_assigned() or symbol.is_imported():
-            touched.add(symbol.get_name())
-    statements = ast.parse(source).body
-    for statement in statements:
-        if not isinstance(statement, ast.FunctionDef | ast.ClassDef):
-            touched.update(_changed(statement))
+            name = symbol.get_name()
+            touched.add(name)
+    tree = ast.parse(source)
+    for statement in tree.body:
+        if isinstance(statement, ast.FunctionDef | ast.ClassDef):
+            continue
+        changed = _changed(statement)
+        touched.update(changed)
     return touched
 
 

@@ -20,6 +20,7 @@ from course_tools.kernels import QUIET
 from course_tools.learner import copies
 
 _CELL_S = 300  # for one cell of a learner's
+_OVERVIEW = re.compile(r"\d+ (of \d+ exercises pass|道练习)")  # as it begins, in either language
 
 
 def overview(path: Path) -> str:
@@ -65,13 +66,14 @@ def _report(notebook: NotebookNode, problem: str = "") -> str:
     overview_text = "no overview: its last cell should call progress"
     failures = []
     for cell in notebook.cells:
-        for output in cell.get("outputs", []):
+        outputs = cell.get("outputs", [])
+        for output in outputs:
             if output.output_type == "error":
                 reason = first_line(f"{output.ename}: {output.evalue}")
                 failures.append(f"a cell failed: {reason}")
             data = output.get("data", {})
             text = data.get("text/plain", "")
-            if re.match(r"\d+ (of \d+ exercises pass|道练习)", text):
+            if _OVERVIEW.match(text):
                 overview_text = text
     lines = [overview_text, problem, *failures]
     return "\n".join(filter(None, lines))
@@ -83,10 +85,7 @@ def total(overviews: list[str]) -> str:
     wanted = 0
     uncounted = 0
     for text in overviews:
-        signs = []
-        for line in text.splitlines():
-            if line.startswith(("✓ ", "✗ ", "– ")):
-                signs.append(line[0])
+        signs = _signs(text)
         passed += signs.count("✓")
         wanted += len(signs)
         if not signs:
@@ -95,6 +94,16 @@ def total(overviews: list[str]) -> str:
     if uncounted:
         summary += f"; {uncounted} of the labs could not be counted"
     return summary
+
+
+def _signs(overview_text: str) -> list[str]:
+    """The sign of each exercise in an overview."""
+    signs = []
+    for line in overview_text.splitlines():
+        if line.startswith(("✓ ", "✗ ", "– ")):
+            sign = line[0]
+            signs.append(sign)
+    return signs
 
 
 def main(names: list[str], root: Path = ROOT) -> int:
@@ -117,7 +126,8 @@ def main(names: list[str], root: Path = ROOT) -> int:
         overviews.append(text)
         print(f"\n{slug}: {text}", flush=True)
     if len(overviews) > 1:
-        print(f"\n{total(overviews)}")
+        summary = total(overviews)
+        print(f"\n{summary}")
     return 0
 
 

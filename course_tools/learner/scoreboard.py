@@ -36,7 +36,8 @@ def _rows_of_exercises(scores_file: Path, labs: Iterable[Path]) -> list[str]:
     rows = []
     for lab in labs:
         exercises = _exercises(lab)
-        passed = verdicts.passed_in(lab, scores_file).intersection(exercises)
+        all_passed = verdicts.passed_in(lab, scores_file)
+        passed = all_passed.intersection(exercises)
         if passed:
             link = f"[{lab.stem}]({lab.name})"
             rows.append(f"| {link} | {len(passed)} / {len(exercises)} |")

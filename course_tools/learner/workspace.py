@@ -71,13 +71,8 @@ def _command_line(args: Iterable[str] | None) -> tuple[argparse.Namespace, list[
 
 def make_fresh(root: Path, folder: Path, beginnings: Iterable[str]) -> int:
     """Makes new copies of those whose names, or numbers, begin so; returns the exit status."""
-    wanted = tuple(beginnings) or ("",)
     known = originals(root)
-    chosen = []
-    for name in known:
-        _kind, _, number_and_slug = name.partition("_")
-        if name.startswith(wanted) or number_and_slug.startswith(wanted):
-            chosen.append(name)
+    chosen = _chosen(known, beginnings)
     if not chosen:
         names = ", ".join(known)
         print(f"no such notebook; there are: {names}", file=sys.stderr)
@@ -87,6 +82,19 @@ def make_fresh(root: Path, folder: Path, beginnings: Iterable[str]) -> int:
         notice = fresh(root, folder, name, today)
         print(notice)
     return 0
+
+
+def _chosen(names: Iterable[str], beginnings: Iterable[str]) -> list[str]:
+    """The names that begin so, or whose numbers do; all of them if no beginning is given."""
+    wanted = tuple(beginnings)
+    if not wanted:
+        return list(names)
+    chosen = []
+    for name in names:
+        _kind, _, number_and_slug = name.partition("_")
+        if name.startswith(wanted) or number_and_slug.startswith(wanted):
+            chosen.append(name)
+    return chosen
 
 
 def lab_command(root: Path, folder: Path) -> tuple[list[str], dict[str, str]]:
@@ -99,7 +107,8 @@ def lab_command(root: Path, folder: Path) -> tuple[list[str], dict[str, str]]:
     if folder.is_relative_to(root):
         top = root
     opened = last_used(folder) or newest(folder, "chapter_00_start_here") or folder
-    page = opened.relative_to(top).as_posix()
+    place = opened.relative_to(top)
+    page = place.as_posix()
     command = [sys.executable, "-m", "jupyterlab"]
     command.append(f"--ServerApp.root_dir={top}")
     command.append(f"--LabApp.default_url=/lab/tree/{page}")
@@ -116,17 +125,19 @@ def lab_environment(root: Path, folder: Path) -> dict[str, str]:
     as if it had been activated.
     """
     environment = dict(os.environ)
-    folder_of_this_file = Path(__file__).resolve().parent
-    settings = folder_of_this_file / "jupyterlab"
+    this_file = Path(__file__).resolve()
+    settings = this_file.parent / "jupyterlab"
     programs = Path(sys.executable).parent
     _put_before(environment, "JUPYTER_CONFIG_PATH", settings)
     environment.setdefault("PATH", os.defpath)
     _put_before(environment, "PATH", programs)
     if sys.prefix != sys.base_prefix:
         environment["VIRTUAL_ENV"] = sys.prefix
-    environment[scores.FILE] = str(folder / SCORES)
+    scores_file = folder / SCORES
+    environment[scores.FILE] = str(scores_file)
     # Its default lies in one's home, and would open tabs of another folder of the course.
-    environment["JUPYTERLAB_WORKSPACES_DIR"] = str(folder / earlier_names.WORKSPACES)
+    workspaces = folder / earlier_names.WORKSPACES
+    environment["JUPYTERLAB_WORKSPACES_DIR"] = str(workspaces)
     folder_of_all_languages = folder
     if language():
         folder_of_all_languages = folder.parent

@@ -111,7 +111,8 @@ def with_start_processes(ranks: int) -> list[float]:
 
     results = {}
     with tempfile.TemporaryDirectory() as folder:
-        queue = mp.get_context("fork").SimpleQueue()
+        context = mp.get_context("fork")
+        queue = context.SimpleQueue()
         arguments = (ranks, f"{folder}/store", queue)
         mp.start_processes(_entry, arguments, nprocs=ranks, start_method="fork")
         for _ in range(ranks):
@@ -124,13 +125,13 @@ def with_start_processes(ranks: int) -> list[float]:
 def _joined(folder: str) -> None:
     """What a rank of Accelerate does."""
     torch.set_num_threads(1)
-    rank = os.environ["LOCAL_RANK"]
-    ranks = os.environ["WORLD_SIZE"]
+    rank = int(os.environ["LOCAL_RANK"])
+    ranks = int(os.environ["WORLD_SIZE"])
     if not dist.is_initialized():
-        join(int(rank), int(ranks), f"{folder}/store")
-    result = str(total())
-    file = Path(folder, rank)
-    file.write_text(result)
+        join(rank, ranks, f"{folder}/store")
+    result = total()
+    file = Path(folder, str(rank))
+    file.write_text(str(result))
 
 
 def with_accelerate(ranks: int) -> list[float]:
@@ -143,7 +144,8 @@ def with_accelerate(ranks: int) -> list[float]:
             notebook_launcher(_joined, (folder,), num_processes=ranks, use_port="0")
         results = []
         for rank in range(ranks):
-            result = Path(folder, str(rank)).read_text()
+            file = Path(folder, str(rank))
+            result = file.read_text()
             results.append(float(result))
     return results
 
@@ -244,7 +246,8 @@ def through_a_heap(numbers: list[int]) -> None:
 def replay_speed() -> Turn:
     """A first replay of 100,000 messages, beside what orders a simulation: 5 pushes for each."""
     trace = ring(8, MESSAGES)
-    numbers = [hash(str(number)) for number in range(5 * MESSAGES)]
+    pushes = 5 * MESSAGES
+    numbers = [hash(str(number)) for number in range(pushes)]
     network = Network(latency_us=10, gbit_s=80)
     replay_s = seconds(lambda: trace.replay(network))
     heap_s = seconds(lambda: through_a_heap(numbers))
@@ -340,7 +343,9 @@ def training() -> Turn:
     images_per_s = ddp_throughput.paired(1)
     with_launch_per_s = images_per_s["launch"][0]
     under_torchrun_per_s = images_per_s["torchrun"][0]
-    return 1e3 / with_launch_per_s, 1e3 / under_torchrun_per_s
+    launch_s = 1e3 / with_launch_per_s
+    torchrun_s = 1e3 / under_torchrun_per_s
+    return launch_s, torchrun_s
 
 
 TEST = """
@@ -391,9 +396,9 @@ def run_test(name: str) -> None:
     import pytest
 
     text = TEST.replace("INTERFACE", LOOPBACK)
-    with tempfile.TemporaryDirectory() as folder:
-        name_of_folder = Path(folder).name
-        path = Path(folder, f"test_{name_of_folder}.py")
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        path = folder / f"test_{folder.name}.py"
         path.write_text(text)
         command = [f"{path}::{name}", "-q", "-p", "no:cacheprovider"]
         command.append(f"--rootdir={folder}")
@@ -591,9 +596,9 @@ def shown(spread: dict[str, float]) -> str:
 def line(name: str, figure: Figure, result: dict[str, Any]) -> str:
     """A row of the table: times, the ratio with its quartiles, the aim, and the other checkout."""
     ratio = result["ratio"]
-    ours = f"{result['ms']:8.1f} ms"
-    beside = f"{figure.beside} {result['beside_ms']:.1f} ms"
-    text = f"{name:32} {ours}, {beside}: {shown(ratio)}"
+    ours_ms = result["ms"]
+    beside_ms = result["beside_ms"]
+    text = f"{name:32} {ours_ms:8.1f} ms, {figure.beside} {beside_ms:.1f} ms: {shown(ratio)}"
     if figure.aim:
         verdict = "MISSED"
         if ratio["median"] <= figure.aim:
@@ -616,8 +621,10 @@ def measured(
         if isinstance(turns, str):
             print(f"{name}: failed: {turns}")
             continue
-        results[name] = row(turns)
-        print(line(name, figure, results[name]), flush=True)
+        result = row(turns)
+        results[name] = result
+        text = line(name, figure, result)
+        print(text, flush=True)
     return results
 
 
@@ -651,19 +658,25 @@ def main() -> None:
     if options.against:
         folder = options.against.resolve()
         checkouts.append(Checkout(folder))
-    figures = dict(FIGURES)
-    if options.others:
-        figures |= ASKED_FOR
-    chosen = {}
-    for name, figure in figures.items():
-        if options.only in name:
-            chosen[name] = figure
+    chosen = chosen_figures(options.only, options.others)
     results = measured(chosen, checkouts, options.seconds)
     for checkout in checkouts:
         checkout.close()
     print(load_of_machine())
     if options.json:
         write_json(options.json, results)
+
+
+def chosen_figures(words: str, others: bool) -> dict[str, Figure]:
+    """The figures whose names contain these words; those of others too, if wanted."""
+    figures = dict(FIGURES)
+    if others:
+        figures |= ASKED_FOR
+    chosen = {}
+    for name, figure in figures.items():
+        if words in name:
+            chosen[name] = figure
+    return chosen
 
 
 def write_json(path: Path, results: dict[str, Any]) -> None:

@@ -30,7 +30,8 @@ def kind(name: str) -> tuple[str, str]:
     for title, pattern in KINDS.items():
         match = re.match(pattern, name)
         if match:
-            return title, "".join(match.groups())
+            part = "".join(match.groups())
+            return title, part
     return "other", ""
 
 
@@ -58,18 +59,23 @@ def table(lines: list[dict], earlier: list[dict]) -> Iterable[str]:
     before = summed(earlier, "cpu_s")
     yield f"{'':26}{'before':>8}{'now':>8}"
     larger = now | before  # by kind, the larger of both sums
-    parts_of = defaultdict(list)
+    parts_by_title = defaultdict(list)
     totals = Counter()
     for title, part in sorted(larger):
         if part:
-            parts_of[title].append(part)
+            parts = parts_by_title[title]
+            parts.append(part)
         else:
             totals[title] = larger[title, ""]
     for title, _larger_s in totals.most_common():
-        yield _row(title, before[title, ""], now[title, ""])
-        for part in parts_of[title]:
-            yield _row(f"    {part}", before[title, part], now[title, part])
-    yield _row("all", _cpu_s(earlier), _cpu_s(lines))
+        kind_as_a_whole = (title, "")
+        yield _row(title, before[kind_as_a_whole], now[kind_as_a_whole])
+        for part in parts_by_title[title]:
+            key = (title, part)
+            yield _row(f"    {part}", before[key], now[key])
+    all_before_s = _cpu_s(earlier)
+    all_now_s = _cpu_s(lines)
+    yield _row("all", all_before_s, all_now_s)
 
 
 def _cpu_s(lines: list[dict]) -> float:

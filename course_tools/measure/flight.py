@@ -28,6 +28,7 @@ from course_utils.flight.explanation import explain_dumps
 CASES = ROOT / "tests" / "data" / "flight"
 TENSOR = 8  # ranks of such a group in the job that is made up
 PIPELINE = 4
+BLAME = re.compile(r"missing ranks: \{([\d, ]+)|Culprit rank (\d+)")  # as torch's tool says it
 
 
 class Row(NamedTuple):
@@ -135,7 +136,8 @@ def _as_torch_wants(file: Path, folder: Path) -> bytes:
     else:
         dump = pickle.loads(data)  # only of this repository
     if "0" not in dump["pg_config"]:
-        highest = max(map(_rank_of, folder.iterdir()))
+        ranks_with_dump = map(_rank_of, folder.iterdir())
+        highest = max(ranks_with_dump)
         ranks = list(range(highest + 1))
         default_group = {"name": "0", "desc": "default_pg", "ranks": str(ranks)}
         dump["pg_config"] = {"0": default_group}
@@ -151,7 +153,7 @@ def _rank_of(file: Path) -> int:
 def _summary(text: str) -> str:
     """The ranks that it blames, or nobody."""
     blamed = set()
-    for missing, culprit in re.findall(r"missing ranks: \{([\d, ]+)|Culprit rank (\d+)", text):
+    for missing, culprit in BLAME.findall(text):
         ranks = re.findall(r"\d+", missing or culprit)
         blamed.update(map(int, ranks))
     if not blamed:
@@ -197,7 +199,9 @@ def _entries(rank: int, absent: int) -> list[dict]:
             entry |= {"state": "completed", "retired": True}
         entries.append(entry)
     if not waits_for_absent:
-        entries.append(_entry((0, "default_pg"), "nccl:all_reduce", 7))
+        whole_job = (0, "default_pg")
+        last_call = _entry(whole_job, "nccl:all_reduce", 7)
+        entries.append(last_call)
     return entries
 
 
@@ -210,6 +214,7 @@ def tensor_of(rank: int) -> range:
 def _entry(group: tuple[int, str], kind: str, number: int) -> dict:
     """A call that is not over yet, as a flight recorder notes it."""
     group_number, group_name = group
+    created_ns = 10**18 + number * 10**6
     return {
         "process_group": (str(group_number), group_name),
         "pg_id": group_number,
@@ -217,7 +222,7 @@ def _entry(group: tuple[int, str], kind: str, number: int) -> dict:
         "collective_seq_id": number,
         "p2p_seq_id": 0,
         "op_id": number,
-        "time_created_ns": 10**18 + number * 10**6,
+        "time_created_ns": created_ns,
         "input_sizes": [[4096]],
         "input_dtypes": ["Float"],
         "state": "scheduled",
@@ -232,6 +237,7 @@ def large(ranks: int) -> str:
         folder = Path(name)
         absent = make_up(folder, ranks)
         size = sum(file.stat().st_size for file in folder.iterdir())
+        megabytes = size / 1e6
         begun_s = time.perf_counter()
         begun_cpu_s = time.process_time()
         explanation = explain_dumps(folder)
@@ -243,7 +249,7 @@ def large(ranks: int) -> str:
         verdict = f"WRONG, {explanation.guilty}"
     lines = len(text.splitlines())
     return (
-        f"{ranks} made-up ranks, {size / 1e6:.0f} MB: read and explained in {seconds:.1f} s "
+        f"{ranks} made-up ranks, {megabytes:.0f} MB: read and explained in {seconds:.1f} s "
         f"({cpu_seconds:.1f} s of CPU time), {verdict}; the report has {lines} lines"
     )
 

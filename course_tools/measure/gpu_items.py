@@ -31,6 +31,9 @@ from course_utils.launcher.deadlines import slowness
 
 OF_THE_CPU = {"add_up_twice"}  # workers that add up numbers there: gloo does, but not NCCL alone
 OF_FOUR = {"worker", "two_pairs"}  # workers that need four ranks
+OUTCOME = re.compile(  # a line of pytest: of a test, or of all of them
+    r"^(?:PASSED|FAILED|ERROR|SKIPPED).*|^\d+ (?:passed|failed).*", re.MULTILINE
+)
 # Here and not a function of this file: the report names lines of a learner's, not of the course's.
 FORGETS = """\
 def forgets():
@@ -96,9 +99,11 @@ def two_ranks() -> None:
     """Two ranks add up by NCCL, which share a GPU where there is one."""
 
     def add_up() -> tuple[str, float]:
-        numbers = torch.full((1 << 20,), dist.get_rank() + 1.0, device="cuda")
+        number = dist.get_rank() + 1.0
+        numbers = torch.full((1 << 20,), number, device="cuda")
         dist.all_reduce(numbers)
-        mean = numbers.sum().item() / len(numbers)
+        total = numbers.sum().item()
+        mean = total / len(numbers)
         return torch.cuda.get_device_name(), mean
 
     begun = time.monotonic()
@@ -136,8 +141,9 @@ def cuda_events() -> None:
             dist.all_reduce(numbers, async_op=True).wait()
         numbers.sum().item()
 
-    trace = launch(adds_up, trace=True, timeout=60, **by_nccl()).trace
-    for event in trace.of_rank(0):
+    results = launch(adds_up, trace=True, timeout=60, **by_nccl())
+    events = results.trace.of_rank(0)
+    for event in events:
         if event.kind == "wait":
             continue
         call_us = 1e6 * (event.end_s - event.start_s)
@@ -182,7 +188,8 @@ def in_one_launch(calls: dict[str, str], names: dict[str, Any], ranks: int) -> N
             eval(code, names)
             torch.cuda.synchronize()
             seconds = time.monotonic() - begun
-            mib = torch.cuda.max_memory_allocated() / 2**20
+            most_bytes = torch.cuda.max_memory_allocated()
+            mib = most_bytes / 2**20
             if is_first:
                 print(f"{worker}: done in {seconds:.1f} s; at most {mib:.1f} MiB on the GPU so far")
 
@@ -191,7 +198,8 @@ def in_one_launch(calls: dict[str, str], names: dict[str, Any], ranks: int) -> N
 
 def chapter_notebook(chapter: str) -> None:
     """A chapter from its first cell to its last, with two ranks on GPUs."""
-    target = build.targets(ROOT, [chapter])[0]
+    targets = build.targets(ROOT, [chapter])
+    target = targets[0]
     notebook = build.plan(target)
     share_gpus = nbformat.v4.new_code_cell(SHARING)
     imports = [imports_launch(cell) for cell in notebook.cells]
@@ -279,8 +287,8 @@ def tests() -> None:
     """The tests that need a GPU."""
     command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-rA", "tests"]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    lines = r"^(?:PASSED|FAILED|ERROR|SKIPPED).*|^\d+ (?:passed|failed).*"
-    summary = "\n".join(re.findall(lines, run.stdout, re.MULTILINE))
+    outcomes = OUTCOME.findall(run.stdout)
+    summary = "\n".join(outcomes)
     if not summary:
         summary = run.stdout[-4000:] + run.stderr
     print(summary)
@@ -296,10 +304,12 @@ def bandwidth() -> None:
     printed = torchrun("-m", "course_tools.measure.bandwidth")
     under_torchrun = json.loads(printed)
     print(f"{gpus()} ranks; bus bandwidth by nccl-tests' formula")
-    for launch_row, fields in zip(under_launch, under_torchrun, strict=True):
+    pairs = zip(under_launch, under_torchrun, strict=True)
+    for launch_row, fields in pairs:
         torchrun_row = Row(*fields)
-        size = f"{launch_row.size:,} bytes"
-        print(f"{size}: launch {_shown(launch_row)}, torchrun {_shown(torchrun_row)}")
+        of_launch = _shown(launch_row)
+        of_torchrun = _shown(torchrun_row)
+        print(f"{launch_row.size:,} bytes: launch {of_launch}, torchrun {of_torchrun}")
 
 
 def _shown(row: Row) -> str:

@@ -51,10 +51,12 @@ def main(folder: Path = ROOT, whole_s: float = WHOLE_S) -> int:
         write("# The course on this machine's GPUs")
         for name, (_run, limit_s) in gpu_items.items().items():
             passed_s = time.monotonic() - begun
+            left_s = whole_s - passed_s
             write(f"\n## {name}\n")
-            became[name] = look(name, limit_s, whole_s - passed_s, write)
+            outcome = look(name, limit_s, left_s, write)
+            became[name] = outcome
             passed_s = time.monotonic() - begun
-            write(f"\n**{became[name]}**, {passed_s:.0f} s since the start")
+            write(f"\n**{outcome}**, {passed_s:.0f} s since the start")
         write(f"\n## In short\n\n{sentence(became)}")
     print(f"{REPORT} is written.")
     return int(FAILS in became.values())

@@ -22,7 +22,8 @@ ASSIGNS = ast.Assign | ast.AugAssign
 
 def _tables() -> dict[str, dict[str, str]]:
     """Returns by chapter what `source/devices.toml` says of its workers."""
-    devices = read_toml(build.ROOT / "source/devices.toml")
+    path = build.ROOT / "source/devices.toml"
+    devices = read_toml(path)
     return devices["workers"]
 
 
@@ -56,12 +57,13 @@ def definitions(lesson: NotebookNode) -> dict[str, Any]:
     """Runs imports, definitions and those assignments that start nothing; returns the names."""
     names: dict[str, Any] = {"__name__": "__main__"}
     # Chapter 04 imports a script that lies beside it.
-    path = [*sys.path, str(build.ROOT / "notebooks")]
-    code = [cell.source for cell in lesson.cells if cell.cell_type == "code"]
-    for number, text in enumerate(code):
+    notebooks = build.ROOT / "notebooks"
+    path = [*sys.path, str(notebooks)]
+    code_cells = [cell for cell in lesson.cells if cell.cell_type == "code"]
+    for number, cell in enumerate(code_cells):
         label = f"<code cell {number}>"
-        statements = ast.parse(text).body
-        for statement in statements:
+        tree = ast.parse(cell.source)
+        for statement in tree.body:
             if not starts_nothing(statement):
                 continue
             module = ast.Module([statement], [])

@@ -28,9 +28,10 @@ def seconds_of_cells(path: Path) -> dict[str, dict[int, float]]:
         match = CELL.fullmatch(line["name"])
         if match is None:
             continue
-        notebook, number = match.groups()
+        notebook, digits = match.groups()
+        number = int(digits)
         cells = seconds[notebook]
-        cells[int(number)] = line["wall_s"]
+        cells[number] = line["wall_s"]
     return seconds
 
 

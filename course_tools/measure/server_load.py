@@ -82,7 +82,8 @@ def kernels(count: int) -> Iterator[list[BlockingKernelClient]]:
             return client
 
         with ThreadPoolExecutor(max(1, count)) as pool:
-            yield list(pool.map(start, range(count)))
+            clients = pool.map(start, range(count))
+            yield list(clients)
 
 
 def run(client: BlockingKernelClient, text: str) -> str:
@@ -165,7 +166,8 @@ def main(argv: list[str] | None = None) -> int:
     median = statistics.median(times)
     slowest = max(times)
     ratio = slowest / median
-    gigabytes = memory / args.learners / 1e9
+    bytes_of_learner = memory / args.learners
+    gigabytes = bytes_of_learner / 1e9
     wrong = [result for result in results if not result.right]
     print(f"{args.learners} learners, {args.rounds} rounds, {seconds:.0f} s in all")
     print(f"memory per learner: {gigabytes:.2f} GB, four ranks counted")

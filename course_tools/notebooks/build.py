@@ -152,8 +152,9 @@ def execute(notebook: NotebookNode, folder: Path, timeout: int = 600) -> None:
         resources={"metadata": {"path": str(folder)}},
         config=QUIET,
     )
+    environment = os.environ | {"COURSE_LANG": "en"}
     try:
-        client.execute(env=os.environ | {"COURSE_LANG": "en"})
+        client.execute(env=environment)
     except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
         if client.interrupted:  # which nbclient takes for a kernel that has died
             raise KeyboardInterrupt from None
@@ -172,9 +173,10 @@ def build(target: Target, root: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     execute(notebook, folder)
     notebook = tidy(notebook)
-    problems = dict.fromkeys(faults(notebook, root))
+    problems = dict.fromkeys(faults(notebook, root))  # each once
     if problems:
-        raise BuildError("\n".join(problems))
+        lines = "\n".join(problems)
+        raise BuildError(lines)
     text = nbformat.writes(notebook)
     target.built.write_text(text + "\n", encoding="utf-8")
 
@@ -185,7 +187,8 @@ def _refuse_to_replace(built: NotebookNode, planned: NotebookNode) -> None:
     A cell's id is the hash of the text that was built, so an edited cell no longer has its own.
     """
     written = compose(built.cells)
-    if not list(differences(planned, written)):
+    edits = list(differences(planned, written))
+    if not edits:
         return
     pairs = zip(built.cells, written.cells, strict=True)
     for number, (cell, anew) in enumerate(pairs):
@@ -243,7 +246,8 @@ def take(target: Target) -> bool:
     built = nbformat.read(target.built, as_version=4)
     edited = compose(built.cells)
     planned = plan(target)
-    if not list(differences(planned, edited)):
+    edits = list(differences(planned, edited))
+    if not edits:
         return False
     text = write_percent(edited)
     target.source.write_text(text, encoding="utf-8")

@@ -52,9 +52,10 @@ def write_percent(notebook: NotebookNode) -> str:
     Raises:
         BuildError: A cell holds what percent text cannot say, such as an attached picture.
     """
+    kept = ",".join(KEPT)
     filters = {
         "notebook_metadata_filter": "-all",
-        "cell_metadata_filter": ",".join([*KEPT, "-all"]),
+        "cell_metadata_filter": f"{kept},-all",
     }
     metadata = {"jupytext": filters}
     bare = nbformat.v4.new_notebook(cells=notebook.cells, metadata=metadata)
@@ -111,14 +112,22 @@ def compose(cells: Iterable[NotebookNode]) -> NotebookNode:
         text = cell.source.strip("\n")
         key = f"{cell.cell_type}\n{text}"
         seen[key] += 1  # equal cells still need ids of their own
-        hashed = f"{key}\n{seen[key]}"
-        digest = hashlib.sha256(hashed.encode()).hexdigest()
+        cell_id = _id_of(f"{key}\n{seen[key]}")
+        kept = _kept_metadata(cell)
         new_cell = getattr(nbformat.v4, f"new_{cell.cell_type}_cell")
-        new = new_cell(text, id=digest[:12], metadata=_kept_metadata(cell))
+        new = new_cell(text, id=cell_id, metadata=kept)
         if cell.get("attachments"):
             new.attachments = cell.attachments
         notebook.cells.append(new)
     return notebook
+
+
+def _id_of(text: str) -> str:
+    """An id for a cell, by its text."""
+    encoded = text.encode()
+    hashed = hashlib.sha256(encoded)
+    digits = hashed.hexdigest()
+    return digits[:12]
 
 
 def _kept_metadata(cell: NotebookNode) -> dict[str, Any]:
@@ -133,7 +142,8 @@ def _kept_metadata(cell: NotebookNode) -> dict[str, Any]:
 def tidy(notebook: NotebookNode) -> NotebookNode:
     """Returns the executed notebook without what differs from run to run or from Lab to Lab."""
     clean = compose(notebook.cells)
-    for cell, old in zip(clean.cells, notebook.cells, strict=True):
+    pairs = zip(clean.cells, notebook.cells, strict=True)
+    for cell, old in pairs:
         if cell.cell_type != "code":
             continue
         cell.execution_count = old.execution_count
@@ -171,8 +181,9 @@ def strings(value: Any) -> Iterator[str]:
         yield ANSI.sub("", value)
     elif isinstance(value, dict):
         for key, item in value.items():
-            is_bytes = key.startswith("image/") and not key.endswith("xml")
-            if not is_bytes:
+            is_picture = key.startswith("image/")
+            is_text = key.endswith("xml")
+            if is_text or not is_picture:
                 yield from strings(item)
     elif isinstance(value, list):
         for item in value:
@@ -194,7 +205,8 @@ def faults(notebook: NotebookNode, root: Path) -> Iterator[str]:
         tags = cell.metadata.get("tags", [])
         may_fail = "raises-exception" in tags
         for output in cell.outputs:
-            if output.output_type == "error" and not may_fail:
+            has_failed = output.output_type == "error"
+            if has_failed and not may_fail:
                 yield f"cell {number} ends in {output.ename} without the tag raises-exception"
             shown = "\n".join(strings(output))
             for match in path_here.finditer(shown):
@@ -203,8 +215,9 @@ def faults(notebook: NotebookNode, root: Path) -> Iterator[str]:
 
 def _paths_of_this_machine(root: Path) -> re.Pattern[str]:
     """What matches a path below a folder that only this machine has."""
-    home = str(Path.home())
-    folders = {str(root), home, sys.prefix, tempfile.gettempdir()}
+    home = Path.home()
+    temporary = tempfile.gettempdir()
+    folders = {str(root), str(home), sys.prefix, temporary}
     folders.discard("/")
     longest_first = sorted(folders, key=len, reverse=True)
     escaped = map(re.escape, longest_first)
@@ -215,11 +228,13 @@ def _paths_of_this_machine(root: Path) -> re.Pattern[str]:
 
 def essence(cell: NotebookNode) -> dict[str, Any]:
     """Returns what a source says of a cell, by name."""
+    _tags, *other_keys = KEPT
+    metadata = {key: cell.metadata.get(key) for key in other_keys}
     return {
         "type": cell.cell_type,
         "text": cell.source,
         "tags": cell.metadata.get("tags", []),
-        "metadata": {key: cell.metadata.get(key) for key in KEPT[1:]},
+        "metadata": metadata,
         "attachments": cell.get("attachments", {}),
         "id": cell.id,
     }

@@ -56,6 +56,7 @@ flowchart TB
 ```
 """
 WORDS = {"B9"}  # advice, which no cell can run
+HEADING = re.compile(r"^##+ (.*)$", re.MULTILINE)
 
 
 Say = Callable[[str], str]  # says an English text in a language
@@ -109,11 +110,12 @@ def places(notebooks: dict[Path, NotebookNode]) -> Iterator[tuple[str, Place]]:
         heading = ""
         for cell in notebook.cells:
             if cell.cell_type == "markdown":
-                headings = re.findall(r"^##+ (.*)$", cell.source, re.MULTILINE)
+                headings = HEADING.findall(cell.source)
                 if headings:
                     heading = headings[-1]
             for row, count in rows_of(cell):
-                yield row, Place(path, heading, count)
+                place = Place(path, heading, count)
+                yield row, place
 
 
 def rows_of(cell: NotebookNode) -> Iterator[tuple[str, int]]:
@@ -121,9 +123,11 @@ def rows_of(cell: NotebookNode) -> Iterator[tuple[str, int]]:
     count = 0
     if cell.get("outputs"):
         count = cell.execution_count or 0
-    for tag in cell.metadata.get("tags", []):
+    tags = cell.metadata.get("tags", [])
+    for tag in tags:
         row = tag.removeprefix("row-")
-        if row != tag and (count or row in WORDS):
+        names_row = row != tag
+        if names_row and (count or row in WORDS):
             yield row, count
 
 
@@ -135,10 +139,12 @@ def missing(root: Path = ROOT) -> list[str]:
     known.discard("title")
     notebooks = chapters(root) | labs(root)
     done = {row for row, _place in places(notebooks)}
+    without_cell = known - done
+    unknown = done - known
     problems = []
-    for row in sorted(known - done):
+    for row in sorted(without_cell):
         problems.append(f"{row}: no cell that was run carries the tag row-{row}")
-    for row in sorted(done - known):
+    for row in sorted(unknown):
         problems.append(f"row-{row}: no such row")
     return problems
 
@@ -209,8 +215,8 @@ def chapter_table(root: Path, tongue: Tongue = ENGLISH) -> Iterator[str]:
 def _lab_minutes(lab: NotebookNode) -> int:
     """How long a lab takes, as its first cell says."""
     text = lab.cells[0].source
-    minutes = re.search(r"(\d+) minutes", text)[1]
-    return int(minutes)
+    stated = re.search(r"(\d+) minutes", text)
+    return int(stated[1])
 
 
 def launches(notebook: NotebookNode) -> list[tuple[str, str]]:
@@ -249,7 +255,8 @@ def device_table(root: Path, tongue: Tongue = ENGLISH) -> Iterator[str]:
     total: Counter[str] = Counter()
     for path, notebook in chapters(root).items():
         number = path.name[:2]
-        backends = Counter(backend for _worker, backend in launches(notebook))
+        calls = launches(notebook)
+        backends = Counter(backend for _worker, backend in calls)
         total += backends
         by_gloo = backends["gloo"]
         reason = ""
@@ -274,7 +281,8 @@ def row_tables(root: Path, tongue: Tongue = ENGLISH) -> Iterator[str]:
             if row == "title":
                 continue
             taught = tongue.say(english)
-            links = "; ".join(_links(places_of.get(row, [])))
+            places_of_row = places_of.get(row, [])
+            links = "; ".join(_links(places_of_row))
             yield f"| {row} | {taught} | {links} |"
 
 
@@ -288,7 +296,8 @@ def _links(places_of_row: list[Place]) -> Iterator[str]:
             counts_of_part.append(place.count)
     for (notebook, heading), counts_of_part in counts.items():
         link = _link(notebook)
-        in_brackets = [f"[{count}]" for count in sorted(counts_of_part)]
+        in_order = sorted(counts_of_part)
+        in_brackets = [f"[{count}]" for count in in_order]
         numbers = " ".join(in_brackets)
         yield f"{link} {heading} {numbers}"
 

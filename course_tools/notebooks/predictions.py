@@ -56,10 +56,12 @@ def questions(cells: Iterable[NotebookNode]) -> Iterator[tuple[NotebookNode, Que
 
 def _tree(cell: NotebookNode) -> ast.Module:
     """The code of a cell that asks or answers; of any other cell, none."""
-    code = ""
-    if cell.cell_type == "code" and ASKS_OR_ANSWERS.search(cell.source):
-        code = cell.source
-    return ast.parse(code)
+    nothing = ast.parse("")
+    if cell.cell_type != "code":
+        return nothing
+    if ASKS_OR_ANSWERS.search(cell.source) is None:
+        return nothing
+    return ast.parse(cell.source)
 
 
 def _is_call(node: Any, name: str) -> bool:
@@ -67,7 +69,8 @@ def _is_call(node: Any, name: str) -> bool:
     if not isinstance(node, ast.Call):
         return False
     called = ast.unparse(node.func)
-    return called.split(".")[-1] == name
+    *_owner, last_name = called.split(".")
+    return last_name == name
 
 
 def _argument(call: ast.Call, name: str) -> ast.expr | None:
@@ -119,13 +122,18 @@ def answers(cells: Iterable[NotebookNode]) -> dict[str, Answer]:
                 continue
             called = ast.unparse(node.func)
             variable, *_ = called.split(".")
-            written = _argument(node, "within")
-            within = 0.0
-            if written is not None:
-                within = ast.literal_eval(written)
+            within = _within(node)
             answer = Answer(cell, within)
             by_variable.setdefault(variable, answer)
     return by_variable
+
+
+def _within(call: ast.Call) -> float:
+    """How near a prediction must be, as `measured(..., within=)` says; 0 if it doesn't."""
+    written = _argument(call, "within")
+    if written is None:
+        return 0.0
+    return ast.literal_eval(written)
 
 
 def fold(cells: list[NotebookNode], chapter: str, say: Say = str) -> int:
@@ -167,7 +175,8 @@ def _hide_output(cell: NotebookNode, question: Question) -> None:
     if cell.cell_type != "code" or not cell.outputs:
         return
     tags = cell.metadata.setdefault("tags", [])
-    for tag in ("hide-output", f"tells-{question.number}"):
+    tells = f"tells-{question.number}"
+    for tag in ("hide-output", tells):
         if tag not in tags:
             tags.append(tag)
 
@@ -228,6 +237,7 @@ def ask(
         fields = _line(measured, say)
     first = say("Predict first:")
     compare = say("Compare")
+    text = html.escape(question.text)
     facts = {
         "chapter": chapter,
         "number": question.number,
@@ -241,7 +251,7 @@ def ask(
         escaped = html.escape(str(value))
         data += f' data-{name}="{escaped}"'
     return (
-        f'<form class="ask"{data}><fieldset><legend>{first} {html.escape(question.text)} …'
+        f'<form class="ask"{data}><fieldset><legend>{first} {text} …'
         f"</legend>{fields}<button>{compare}</button></fieldset><output></output></form>"
     )
 
@@ -264,4 +274,5 @@ def markup(text: str) -> NotebookNode:
 def asked_in(path: Path) -> int:
     """How many predictions a chapter asks for."""
     notebook = nbformat.read(path, as_version=4)
-    return len(list(questions(notebook.cells)))
+    asked = list(questions(notebook.cells))
+    return len(asked)

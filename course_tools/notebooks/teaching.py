@@ -36,6 +36,8 @@ LINES_TO_WRITE = re.compile(r"NotImplementedError\(\"about (\d+) lines?")
 DEFINITION = re.compile(r"^(?:def|class) (\w+)", re.MULTILINE)
 CHECKED = re.compile(r"check\(\s*(?:[\w.]+\()*(\w+)")
 PREDICTION = re.compile(r'predict\(\s*"|^predicted_\w+ =', re.MULTILINE)
+LINK_IN_HTML = re.compile(r'<a href="([\w-]+\.ipynb)">(.*?)</a>')
+LINK_FROM_LESSON = re.compile(r"\]\((?=[\w-]+\.ipynb|README)")  # up to where the file begins
 CHECKPOINT = re.compile(
     r"\*\*Check yourself\.\*\*(.+?)"
     r"<details><summary>Answer</summary>(.+?)</details>",
@@ -174,10 +176,11 @@ def _part(cells: list[NotebookNode], cells_to_write_in: list[NotebookNode], run_
         write=_writing(cells_to_write_in),
         run=run_s / 60,
     )
+    predictions = [question for _cell, question in questions(cells)]
     return Part(
         title=title,
         minutes=minutes,
-        predictions=[question for _cell, question in questions(cells)],
+        predictions=predictions,
         written=_written(code, stubs),
         questions=_checkpoints(prose),
     )
@@ -210,14 +213,15 @@ def _reading(prose: str, code: str) -> float:
     """By words and lines of code; a prediction takes a minute."""
     without_markup = MARKUP.sub(" ", prose)
     words = WORD.findall(without_markup)
+    prose_minutes = len(words) / WORDS_PER_MINUTE
     count_of_lines = 0
     for line in code.splitlines():
         if line.strip():
             count_of_lines += 1
-    predictions = PREDICTION.findall(code)
-    prose_minutes = len(words) / WORDS_PER_MINUTE
     code_minutes = count_of_lines / LINES_PER_MINUTE
-    return prose_minutes + code_minutes + len(predictions)
+    predictions = PREDICTION.findall(code)
+    prediction_minutes = len(predictions)
+    return prose_minutes + code_minutes + prediction_minutes
 
 
 def _writing(cells: list[NotebookNode]) -> float:
@@ -227,11 +231,13 @@ def _writing(cells: list[NotebookNode]) -> float:
     for cell in cells:
         if cell.cell_type == "markdown":
             prose = MARKUP.sub(" ", cell.source)
-            for number in STATED.findall(prose):
+            numbers = STATED.findall(prose)
+            for number in numbers:
                 minutes += stated
                 stated = int(number)
         elif cell.cell_type == "code":
-            for number in LINES_TO_WRITE.findall(cell.source):
+            numbers = LINES_TO_WRITE.findall(cell.source)
+            for number in numbers:
                 minutes += int(number)
                 stated = 0
     return minutes + stated
@@ -241,14 +247,15 @@ def _plain(text: str) -> str:
     """On one line; what is linked from a lesson is found from teaching/ too."""
     words = text.split()
     line = " ".join(words)
-    line = re.sub(r'<a href="([\w-]+\.ipynb)">(.*?)</a>', r"[\2](\1)", line)
-    return re.sub(r"\]\((?=[\w-]+\.ipynb|README)", "](../notebooks/", line)
+    line = LINK_IN_HTML.sub(r"[\2](\1)", line)
+    return LINK_FROM_LESSON.sub("](../notebooks/", line)
 
 
 def minutes_of(root: Path, where: str) -> Minutes:
     """The minutes of `02 1-3`, parts of a lesson; of `02`, all of it; of `lab 02 1-2`."""
     asked = WHERE.fullmatch(where)
-    _path, known = chapter(root, asked["name"])
+    name = asked["name"]
+    _path, known = chapter(root, name)
     if where.startswith("lab"):
         known = _exercises(known)
     first = 1
@@ -284,8 +291,10 @@ def session_rows(root: Path, session: dict) -> Iterator[list[str]]:
         else:
             link = _link(root, where)
             minutes = minutes_of(root, where)
-            row = [f"{link} {minutes_or_manner}", *_counted(minutes)]
-        left -= int(row[-1])
+            counted = _counted(minutes)
+            row = [f"{link} {minutes_or_manner}", *counted]
+        total = row[-1]
+        left -= int(total)
         yield row
     talk = "talk: predictions against measurements, checkpoint questions"
     yield [talk, *NOT_COUNTED, str(left)]
@@ -314,7 +323,8 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def _link(root: Path, where: str) -> str:
     """A link to the notebook of `02 1-3`."""
-    name = WHERE.match(where)["name"]
+    match = WHERE.match(where)
+    name = match["name"]
     path, _parts = chapter(root, name)
     folder = path.parent.name
     return f"[{where}](../{folder}/{path.name})"
@@ -361,8 +371,10 @@ def _session(root: Path, session: dict) -> list[str]:
     heading = f"### {session['title']}"
     length = f"**{session['minutes']}**"
     rows = list(session_rows(root, session))
-    rows.append(["**together**", *NOT_COUNTED, length])
-    table = _table(["what", *COUNTED], rows)
+    last_row = ["**together**", *NOT_COUNTED, length]
+    rows.append(last_row)
+    head = ["what", *COUNTED]
+    table = _table(head, rows)
     at_home = _at_home(root, session)
     return [heading, table, at_home]
 
@@ -380,7 +392,8 @@ def _at_home(root: Path, session: dict) -> str:
     """What learners do alone after a session."""
     minutes = home_minutes(root, session)
     links = [_link(root, where) for where in session["home"]]
-    sentence = f"At home, {minutes} minutes: {', '.join(links)}."
+    places = ", ".join(links)
+    sentence = f"At home, {minutes} minutes: {places}."
     if "note" in session:
         sentence += f" {session['note']}"
     return sentence
@@ -393,14 +406,17 @@ def lesson_text(root: Path = ROOT) -> str:
     for path, notebook in course_map.chapters(root).items():
         number = path.name[:2]
         facts = course_map.facts(notebook)
-        blocks.append(f"## [{number} · {facts['title']}](../notebooks/{path.name})")
+        title = facts["title"]
+        blocks.append(f"## [{number} · {title}](../notebooks/{path.name})")
         _path, known = chapter(root, number)
-        blocks.append(_lesson_table(known))
+        lesson_table = _lesson_table(known)
+        blocks.append(lesson_table)
         answers = _answers(known)
         if answers:
             blocks.append(answers)
         if path.name in names_of_labs:
-            blocks.append(_lab_table(root, number))
+            lab_table = _lab_table(root, number)
+            blocks.append(lab_table)
     return "\n\n".join(blocks) + "\n"
 
 
@@ -409,8 +425,10 @@ def _lesson_table(known: list[Part]) -> str:
     rows = []
     for part in known:
         counted = _counted(part.minutes)
-        rows.append([part.title, *counted, _do(part)])
-    return _table(["part", *COUNTED, "do"], rows)
+        row = [part.title, *counted, _do(part)]
+        rows.append(row)
+    head = ["part", *COUNTED, "do"]
+    return _table(head, rows)
 
 
 def _answers(known: list[Part]) -> str:
@@ -429,11 +447,15 @@ def _lab_table(root: Path, number: str) -> str:
     rows = []
     for part in _exercises(known):
         counted = _counted(part.minutes)
-        rows.append([part.title, *counted])
-    together = minutes_of(root, name)
-    rows.append(["**together**", *_counted(together)])
+        row = [part.title, *counted]
+        rows.append(row)
+    minutes_together = minutes_of(root, name)
+    counted_together = _counted(minutes_together)
+    last_row = ["**together**", *counted_together]
+    rows.append(last_row)
     link = f"[{name}](../exercises/{path.name})"
-    return _table([link, *COUNTED], rows)
+    head = [link, *COUNTED]
+    return _table(head, rows)
 
 
 def _do(part: Part) -> str:
