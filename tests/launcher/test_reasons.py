@@ -291,7 +291,7 @@ def test_a_loader_whose_worker_is_gone_is_no_rank_that_left():
     frames = [Frame("/lib/torch/utils/data/dataloader.py", 3, "_next")]
     failure = Failure(0, 0.0, "ConnectionResetError: [Errno 104] Connection reset by peer", frames)
     why = errors.worker_error([failure], 1, [""]).parts[1]
-    assert why == f"Likely reason: {reasons._ENDED}."
+    assert why == f"Likely reason: {reasons._PEER_PROCESS_ENDED}."
 
 
 def test_lightning_in_a_rank_is_told_where_to_be_imported():
