@@ -37,7 +37,8 @@ ITEM_BYTES = {"float": 4, "int": 4, "long": 8, "long int": 8, "double": 8}
 
 def read(path: Path) -> list[Event]:
     """Returns the events of a trace that last, in the order of their starts, outer before inner."""
-    text = gzip.decompress(path.read_bytes())
+    compressed = path.read_bytes()
+    text = gzip.decompress(compressed)
     trace = json.loads(text)
     lasting = []
     for event in trace["traceEvents"]:
@@ -60,7 +61,8 @@ def rows(events: list[Event], kept: slice) -> Iterator[Row]:
     first_step = steps[0]
     last_step = steps[-1]
     begin_us = first_step["ts"]
-    end_us = last_step["ts"] + last_step["dur"]
+    last_begin_us = last_step["ts"]
+    end_us = last_begin_us + last_step["dur"]
     calls = _calls_between(events, begin_us, end_us)
     launched = _by_correlation(events)
     launching_threads = _threads_that_launch(calls, launched)
@@ -214,8 +216,11 @@ def _bytes_that_kernel_says(kernel: dict[str, Any]) -> int | None:
     """What an NCCL kernel brings, or None if the profiler did not note it."""
     if "dtype" not in kernel:
         return None
-    type_name = kernel["dtype"].lower()
-    return kernel["In msg nelems"] * ITEM_BYTES[type_name]
+    dtype = kernel["dtype"]
+    type_name = dtype.lower()
+    item_bytes = ITEM_BYTES[type_name]
+    count = kernel["In msg nelems"]
+    return count * item_bytes
 
 
 def _bytes_of_inputs(args: dict[str, Any]) -> int | None:
@@ -264,7 +269,8 @@ def _tenths(time_us: float) -> int:
 
 def _each_once(column: Sequence[str]) -> tuple[str, ...]:
     """The different words of a column, in the order of their first rows."""
-    return tuple(dict.fromkeys(column))
+    each_once = dict.fromkeys(column)
+    return tuple(each_once)
 
 
 def _numbered(column: Sequence[str], words: Sequence[str]) -> tuple:

@@ -86,8 +86,10 @@ def mutants(source: str) -> list[Mutant]:
     spans = _marked_spans(source)
     by_source: dict[str, Mutant] = {}
     times_seen = Counter()
-    for edit in Editor(source).edits():
-        if not any(edit.is_within(span) for span in spans):
+    editor = Editor(source)
+    for edit in editor.edits():
+        is_marked = any(edit.is_within(span) for span in spans)
+        if not is_marked:
             continue
         changed_text = edit.applied_to(text)
         changed = changed_text.decode()
@@ -101,7 +103,8 @@ def mutants(source: str) -> list[Mutant]:
         if times > 1:
             change += f" ({times})"
         by_source[changed] = Mutant(change, changed)
-    return list(by_source.values())
+    each_once = by_source.values()
+    return list(each_once)
 
 
 def _marked_spans(source: str) -> list[Span]:
@@ -109,11 +112,12 @@ def _marked_spans(source: str) -> list[Span]:
     spans = []
     for match in MARKED.finditer(source):
         first_sign = match.start()
-        above = source[:first_sign].encode()
-        marked = match[0].encode()
-        start = len(above)
-        end = start + len(marked)
-        spans.append((start, end))
+        above = source[:first_sign]
+        marked = match[0]
+        start = len(above.encode())
+        end = start + len(marked.encode())
+        span = (start, end)
+        spans.append(span)
     return spans
 
 
@@ -142,7 +146,8 @@ def _change(text: bytes, edit: Edit) -> str:
 
 def _first_line(text: bytes) -> str:
     """The first line of a text, with three dots if more come."""
-    stripped = text.decode().strip()
+    decoded = text.decode()
+    stripped = decoded.strip()
     line, _, more = stripped.partition("\n")
     if more:
         return f"{line} ..."
@@ -195,8 +200,11 @@ class Editor:
         """The ids of what stands in f-strings, whose places Python 3.11 does not know."""
         ids: set[int] = set()
         for node in ast.walk(self.tree):
-            if isinstance(node, ast.JoinedStr):
-                ids.update(map(id, ast.walk(node)))
+            if not isinstance(node, ast.JoinedStr):
+                continue
+            for inner_node in ast.walk(node):
+                id_of_node = id(inner_node)
+                ids.add(id_of_node)
         return ids
 
     def _edit(self, node: ast.AST, new: str) -> Edit:
@@ -213,6 +221,7 @@ class Editor:
         return start, end
 
     def _source(self, node: ast.AST) -> str:
+        """The text of a node."""
         start, end = self._span(node)
         source = self.text[start:end]
         return source.decode()
@@ -222,7 +231,8 @@ class Editor:
         _, start = self._span(left)
         end, _ = self._span(right)
         between = self.text[start:end]
-        return Edit(start, end, between.decode())
+        text = between.decode()
+        return Edit(start, end, text)
 
     def _operator(
         self, left: ast.AST, operator: ast.AST, right: ast.AST, ending: str = ""
@@ -231,7 +241,8 @@ class Editor:
         kind = type(operator)
         if kind not in OPERATORS:
             return
-        new = OPERATORS[kind] + ending
+        other_operator = OPERATORS[kind]
+        new = other_operator + ending
         gap = self._gap(left, right)
         text = OPERATOR.sub(new, gap.text, count=1)
         yield gap._replace(text=text)
@@ -242,18 +253,21 @@ class Editor:
             if not _is_vain(statement, self.names):
                 yield self._edit(statement, "pass")
         for statement, following in pairwise(block):
-            if _are_apart(statement, following):
-                continue
-            first = self._source(statement)
-            second = self._source(following)
-            gap = self._gap(statement, following)
-            start, _ = self._span(statement)
-            _, end = self._span(following)
-            exchanged = second + gap.text + first
-            first_line, *_below = first.splitlines()
-            second_line, *_below = second.splitlines()
-            change = f"{first_line} <-> {second_line}"
-            yield Edit(start, end, exchanged, change)
+            if not _are_apart(statement, following):
+                yield self._exchanged(statement, following)
+
+    def _exchanged(self, statement: ast.stmt, following: ast.stmt) -> Edit:
+        """Two statements, each in the other's place."""
+        first = self._source(statement)
+        second = self._source(following)
+        gap = self._gap(statement, following)
+        start, _ = self._span(statement)
+        _, end = self._span(following)
+        exchanged = second + gap.text + first
+        first_line, *_below = first.splitlines()
+        second_line, *_below = second.splitlines()
+        change = f"{first_line} <-> {second_line}"
+        return Edit(start, end, exchanged, change)
 
     def _of_expression(self, node: ast.AST) -> Iterator[Edit]:
         """An operator, a number or a name swapped, a call with other arguments."""
@@ -278,18 +292,21 @@ class Editor:
             case ast.Constant(int(value) | float(value)):
                 yield from self._of_number(node, value)
             case ast.Name(name, ast.Load()) if name in NAMES:
-                yield self._edit(node, NAMES[name])
+                other_name = NAMES[name]
+                yield self._edit(node, other_name)
             case ast.Attribute(attr=name) if name in ATTRIBUTES:
+                other_name = ATTRIBUTES[name]
                 _, end = self._span(node)
                 start = end - len(name)
-                yield Edit(start, end, ATTRIBUTES[name])
+                yield Edit(start, end, other_name)
             case ast.Call():
                 yield from self._of_call(node)
 
     def _of_number(self, node: ast.AST, value: float) -> Iterator[Edit]:
         """A number that is larger by one, or smaller."""
         more = value + 1
-        yield self._edit(node, repr(more))
+        written = repr(more)
+        yield self._edit(node, written)
         less = value - 1
         written = repr(less)
         if less < 0:
@@ -301,16 +318,23 @@ class Editor:
         arguments = list(call.args)
         for keyword in call.keywords:
             arguments.append(keyword.value)
-        following = arguments[1:] + arguments[:1]
+        all_but_first = arguments[1:]
+        first_at_the_end = arguments[:1]
+        following = all_but_first + first_at_the_end
         for argument, other in zip(arguments, following, strict=True):
             instead = self._source(other)
             yield self._edit(argument, instead)
         for keyword in call.keywords:
-            start, end = self._span(keyword)
-            before = self.text[:start].decode()
-            before = before.rstrip().removesuffix(",")
-            start = len(before.encode())
-            yield Edit(start, end, "")
+            yield self._without(keyword)
+
+    def _without(self, keyword: ast.keyword) -> Edit:
+        """A keyword left out, with the comma before it."""
+        start, end = self._span(keyword)
+        above = self.text[:start].decode()
+        stripped = above.rstrip()
+        before = stripped.removesuffix(",")
+        end_of_text_before = len(before.encode())
+        return Edit(end_of_text_before, end, "")
 
     def _of_test(self, test: ast.expr, is_of_while: bool) -> Iterator[Edit]:
         """A condition turned round, or gone; a loop that never ends is no mistake to look for."""
@@ -326,7 +350,8 @@ def _turned_by_swap(test: ast.expr) -> bool:
     """Whether another operator alone makes the opposite of a condition."""
     if not isinstance(test, ast.Compare):
         return False
-    return isinstance(test.ops[0], SAME)
+    first_operator = test.ops[0]
+    return isinstance(first_operator, SAME)
 
 
 def _tests(node: ast.AST) -> list[ast.expr]:
@@ -350,7 +375,10 @@ def _times_written(tree: ast.AST) -> Counter[str]:
 
 
 def _is_written(node: ast.AST) -> bool:
-    return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    """Whether this is a name that something is given to."""
+    if not isinstance(node, ast.Name):
+        return False
+    return isinstance(node.ctx, ast.Store)
 
 
 def _is_plain(node: ast.stmt) -> bool:
@@ -365,13 +393,19 @@ def _is_vain(node: ast.stmt, names: Counter[str]) -> bool:
     if isinstance(node, ast.Assign):
         if not _is_plain(node):
             return False
-        given_names = set()
-        for target in node.targets:
-            given_names |= _names(target)
-        return all(names[name] == 1 for name in given_names)
+        return _gives_only_new_names(node, names)
     if isinstance(node, ast.Expr):
         return isinstance(node.value, ast.Constant)
     return isinstance(node, DEFINES | ast.Pass)
+
+
+def _gives_only_new_names(node: ast.Assign, names: Counter[str]) -> bool:
+    """Whether no other statement gives something to any of the names that this one does."""
+    for target in node.targets:
+        for name in _names(target):
+            if names[name] != 1:
+                return False
+    return True
 
 
 def _are_apart(first: ast.stmt, second: ast.stmt) -> bool:
@@ -413,9 +447,10 @@ def _written(tree: ast.AST) -> set[str]:
 def _acts(tree: ast.AST) -> bool:
     """Whether a call in it may do something beside giving back a value."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call):
-            function = ast.unparse(node.func)
-            _owner, _dot, name = function.rpartition(".")
-            if not NO_DEED.fullmatch(name):
-                return True
+        if not isinstance(node, ast.Call):
+            continue
+        function = ast.unparse(node.func)
+        _owner, _dot, name = function.rpartition(".")
+        if not NO_DEED.fullmatch(name):
+            return True
     return False

@@ -457,7 +457,9 @@ class MovingRing(Ring):
         to_x, to_y = PLACES[rank]
         before = self.states[step - 1]
         after = self.states[step]
-        chunk = changed_chunk(before[rank], after[rank])
+        chunks_before = before[rank]
+        chunks_after = after[rank]
+        chunk = changed_chunk(chunks_before, chunks_after)
         chunks_of_sender = before[sender]
         number = chunks_of_sender[chunk]
         x = from_x + chunk * PITCH
@@ -497,5 +499,7 @@ class MovingRing(Ring):
 def moving(states: States, summary: str, theme: Theme) -> tuple[float, str, str]:
     """Returns the height, the body and the style of a picture in which chunks go around."""
     ring = MovingRing(states, theme)
+    height = 346
     body = ring.body(summary)
-    return 346, body, ring.clock.style()
+    style = ring.clock.style()
+    return height, body, style
