@@ -131,7 +131,7 @@ NODES = {
     # README's pictures, what a wheel has elsewhere than a checkout, a page with plans, what to do
     # where an installation, a download or a first cell went wrong, what the page says to a learner;
     # what was nested has a name.
-    TOOLS: 63350,
+    TOOLS: 63450,
 }
 
 
