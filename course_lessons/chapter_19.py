@@ -5,7 +5,7 @@ import resource
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -518,14 +518,18 @@ def compare_with_published() -> list[tuple[Published, Score]]:
     return both
 
 
-def hidden_until(seconds_of: Callable[[int], float], model: str, chips: Sequence[int]) -> int:
-    """Print computing beside sending by number of chips; return the last where it hides."""
+def hidden_until(model: str, replayed_s: Mapping[int, float]) -> int:
+    """Print computing beside sending by number of chips; return the last where it hides.
+
+    Args:
+        model: Its name.
+        replayed_s: By number of chips, the seconds of all calls.
+    """
     last = 0
     print("  chips   tokens per chip   computing   bytes alone   replayed   (s)")
-    for n in chips:
+    for n, sending_s in replayed_s.items():
         computing_s = computing(MODELS[model], n)
         alone_s = fsdp_bytes(MODELS[model].weights, n, 2) / CLUSTER.link(n, apart=1)[1]
-        sending_s = seconds_of(n)
         print(f"{n:7,}{TOKENS // n:18,}{computing_s:12.2f}{alone_s:14.2f}{sending_s:11.2f}")
         if sending_s <= computing_s:
             last = n

@@ -124,7 +124,7 @@ def draw_tokens(*formulas: Callable[[float, float], float]) -> None:
     weights = MODELS["7B"].weights
     by_formula, crossing = [], []
     for speed in gb_s:
-        sending_s = chapter_19.fsdp_bytes(weights, 2**30, 2) / (speed * 1e9)
+        sending_s = chapter_19.fsdp_bytes(weights, 2**50, 2) / (speed * 1e9)
         crossing.append(chapter_19.crossing_tokens(weights, flops_s, sending_s))
         by_formula.append(float(formula(flops_s, speed * 1e9)))
     figure, axes = plt.subplots(figsize=(7, 2.4), layout="constrained")
@@ -133,8 +133,9 @@ def draw_tokens(*formulas: Callable[[float, float], float]) -> None:
     _by_chips(axes, gb_s, "GB/s that a chip sends")
     bare(axes, ylabel="tokens per chip", yscale="log")
     axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
-    by_speed = ", ".join(f"{count:,.0f}" for count in by_formula)
-    crossed_at = ", ".join(f"{count:,.0f}" for count in crossing)
+    # Rounded twice: 1,483.5 and what is found by halving, 1,483.4999999, become the same number.
+    by_speed = ", ".join(f"{round(count, 3):,.0f}" for count in by_formula)
+    crossed_at = ", ".join(f"{round(count, 3):,.0f}" for count in crossing)
     speeds = ", ".join(map(str, gb_s))
     show(
         figure,
@@ -196,7 +197,8 @@ def draw_tensor(*formulas: Callable[..., float]) -> None:
         axes.text(max(seconds, by_model_s) + 0.08, place, f"{seconds:.2f}", va="center")
         sentences.append(f"tp {tp}: {seconds:.2f} s, step_time {by_model_s:.2f}")
     names = [f"tp {tp}" for tp in counts]
-    bare(axes, yticks=range(len(names)), yticklabels=names, xlabel="seconds of a step, 70B on 512")
+    words = "seconds of these all-reduces in a step, 70B on 512 chips"
+    bare(axes, yticks=range(len(names)), yticklabels=names, xlabel=words)
     axes.margins(x=0.12)
     axes.invert_yaxis()
     axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
@@ -240,9 +242,10 @@ def draw_speed(*searches: Callable[..., float], counts: Sequence[int]) -> None:
 # ---- the model -----------------------------------------------------------------------------------
 
 
-def draw_hiding(model: str, chips: Sequence[int], replayed_s: Sequence[float]) -> None:
+def draw_hiding(model: str, replayed_s: Mapping[int, float]) -> None:
     """Draw seconds of computing, of bytes alone, and of replayed calls, by number of chips."""
     weights = MODELS[model].weights
+    chips, calls_s = list(replayed_s), list(replayed_s.values())
     computing_s, alone_s = [], []
     for n in chips:
         computing_s.append(chapter_19.computing(MODELS[model], n))
@@ -252,14 +255,14 @@ def draw_hiding(model: str, chips: Sequence[int], replayed_s: Sequence[float]) -
     axes.plot(chips, computing_s, color="#0072B2", marker="s", label="computing")
     dashed = {"color": "#E69F00", "marker": "o", "linestyle": "--"}
     axes.plot(chips, alone_s, label="bytes alone", **dashed)
-    axes.plot(chips, replayed_s, color="#D55E00", marker="^", label="calls, replayed")
+    axes.plot(chips, calls_s, color="#D55E00", marker="^", label="calls, replayed")
     axes.set_xscale("log", base=2)
     bare(axes, xlabel="chips", ylabel="seconds of a step", xticks=chips, ylim=(0, None))
     axes.set_xticklabels([f"{n:,}" for n in chips])
     axes.minorticks_off()
     axes.legend(frameon=False)
     falls = f"Computing falls from {computing_s[0]:.2f} to {computing_s[-1]:.2f} s."
-    rises = f"The replayed calls rise from {replayed_s[0]:.2f} to {replayed_s[-1]:.2f} s"
+    rises = f"The replayed calls rise from {calls_s[0]:.2f} to {calls_s[-1]:.2f} s"
     show(figure, f"{falls} {rises}, although the bytes stay.")
 
 
@@ -284,16 +287,27 @@ def draw_steps(scores: Mapping[str, Score | None]) -> None:
 
 
 def draw_plans(model: str, chosen: Plan, scored: Score) -> None:
-    """Draw memory and MFU of all plans on as many chips, and one among them."""
+    """Draw memory and MFU of all plans on as many chips, and one among them.
+
+    Plans with ZeRO-3 are left out, unless the chosen one has it.
+    """
     figure, axes = plt.subplots(figsize=(7, 2.8), layout="constrained")
     memory_gb, mfu, fits_fast = [], [], []
     for plan in scaling.plans(MODELS[model], chosen.chips):
+        if plan.zero > max(chosen.zero, 1):
+            continue
         other = scaling.step_time(MODELS[model], CLUSTER, plan)
         memory_gb.append(other.bytes / 1e9)
         mfu.append(other.mfu)
         if other.mfu >= 0.5:
             fits_fast.append(other.fits)
-    axes.scatter(memory_gb, mfu, s=12, color="#999999", label="all plans")
+    axes.scatter(
+        memory_gb,
+        mfu,
+        s=12,
+        color="#999999",
+        label="all plans" if chosen.zero == 3 else "without ZeRO-3",
+    )
     star = {"s": 160, "marker": "*", "color": "#D55E00", "edgecolor": "black"}
     axes.scatter([scored.bytes / 1e9], [scored.mfu], label="yours", **star)
     axes.axvline(CLUSTER.chip.memory_bytes / 1e9, color="black", linestyle=":")
@@ -305,8 +319,8 @@ def draw_plans(model: str, chosen: Plan, scored: Score) -> None:
     words = (
         f"Your plan stands at {scored.bytes / 1e9:.0f} GB and {scored.mfu:.0%}, {side} of the line"
     )
-    fast = f"of {len(fits_fast)} plans with an MFU of 50%, {sum(fits_fast)} do"
-    show(figure, f"{words}. Only what is left of it fits into 80 GB; {fast}.")
+    fast = f"{sum(fits_fast)} of the {len(fits_fast)} plans with an MFU of at least 50%"
+    show(figure, f"{words}. Only what is left of it fits into 80 GB: {fast}.")
 
 
 def draw_published() -> None:

@@ -50,6 +50,8 @@ pictures.draw_order({"1,024 wide": wide, "64 wide": narrow}, rank=1023)
 narrow
 
 # %% [markdown]
+# To a gather, a rank hands in its share of a block's weights; to a scatter, its gradients of the whole block. And in backward, FSDP2 gathers the weights of the next block before it scatters the gradients of this one. So there are two gathers before the first scatter.
+#
 # Of the 1,024 ranks only four were run: the first two, the middle one and the last. We *assume* that all others do the same. And read the last sentences of the output: the values are wrong, and nobody waits for anybody. A dry run shows calls and bytes. It can't show a hang, a loss or a slow rank.
 
 # %% [markdown]
@@ -69,7 +71,7 @@ narrow
 # %% [markdown]
 # ### Write it
 #
-# **Write** (4 minutes) what a rank sends in a step of FSDP, in bytes. The check compares with steps of two and four real ranks, and of 32 pretended ones.
+# **Write** (4 minutes) what a rank sends in a step of FSDP, in bytes. The check compares with steps of two and four real ranks, and of 32 pretended ones. (They have three blocks, and not four as in part 1.)
 
 
 # %%
@@ -109,7 +111,7 @@ for name, model in MODELS.items():
 print(f"a batch of {TOKENS:,} tokens")
 
 # %% [markdown]
-# FSDP can send while a chip computes. So all of its sending is hidden, as long as that takes no longer than computing. A weight costs 6 FLOPs for each token ([PaLM, appendix B](https://arxiv.org/abs/2204.02311)): two in forward and four in backward.
+# FSDP can send while a chip computes. So at best all of its sending is hidden, if it takes no longer than computing. A weight costs 6 FLOPs for each token ([PaLM, appendix B](https://arxiv.org/abs/2204.02311)): two in forward and four in backward. And a ring through many nodes may use all eight cards of each node, so we let it send 8 · 50, or 400 GB/s.
 
 # %% [markdown]
 # **Predict.** The 70B model sends ten times as many bytes as the 7B model. How many tokens per chip does it need to hide them, compared with the 7B model?
@@ -159,13 +161,15 @@ hide
 tokens_to_hide = go_on_with(my_tokens_to_hide, hide, chapter_19.tokens_to_hide)
 pictures.draw_tokens(my_tokens_to_hide, chapter_19.tokens_to_hide)
 reached = CLUSTER.chip.peak_flops_s * CLUSTER.chip.reached
-bytes_s = CLUSTER.link(ranks=1024, apart=1)[1]
+_, bytes_s = CLUSTER.link(ranks=1024, apart=1)  # apart=1: each rank sends to the next one
 needed = tokens_to_hide(reached, bytes_s)
 print(f"by the formula {needed:,.0f} tokens per chip, so {TOKENS:,} are")
 print(f"enough for {TOKENS / needed:,.0f} chips")
 
 # %% [markdown]
-# By this formula 2,827 chips are fine, but it knows only bytes. The replay of [chapter 06](06_what_communication_costs.ipynb) knows latency too. So we take the calls of a dry run with as many blocks as the model has layers, give each call the bytes of a 7B model's layer, and replay them.
+# (Above it was 1,482 tokens, since there (n − 1)/n was 1,023/1,024 and not 1.) By this formula 2,827 chips are fine, but it knows only bytes. The replay of [chapter 06](06_what_communication_costs.ipynb) knows latency too. So we take the calls of a dry run with as many blocks as the model has layers, give each call the bytes of a 7B model's layer, and replay them.
+#
+# From here on, computing includes attention too. That's 12 · layers · hidden · sequence FLOPs for each token, with sequences of 4,096 tokens. For 7B it makes computing 16% longer.
 
 # %% [markdown]
 # **Predict.** Up to how many chips does computing hide these calls?
@@ -176,13 +180,12 @@ hidden = predict("7B: chips up to which it's hidden", ..., choices=counts)
 
 # %%
 model = MODELS["7B"]
-replayed_s = [chapter_19.fsdp_seconds(model, chips) for chips in counts]
-last = chapter_19.hidden_until(dict(zip(counts, replayed_s)).get, "7B", counts)
-hidden.measured(last)
-pictures.draw_hiding("7B", counts, replayed_s)
+replayed_s = {chips: chapter_19.fsdp_seconds(model, chips) for chips in counts}
+hidden.measured(chapter_19.hidden_until("7B", replayed_s))
+pictures.draw_hiding("7B", replayed_s)
 
 # %% [markdown]
-# The bytes hardly grow with the chips. But each of the 96 rings (three for each of 32 layers) has n − 1 steps, and every step pays its latency. With 2,048 chips that's 2,047 · 5 µs, or 10 ms, 96 times. So from 512 to 1,024 chips a step of 0.65 s gets down to 0.59 s, and with 2,048 it takes *longer*.
+# The bytes hardly grow with the chips. But each of the 96 rings (three for each of 32 layers) has n − 1 steps, and every step pays its latency. With 2,048 chips that's 2,047 · 5 µs, or 10 ms, 96 times. A step takes at least as long as the longer of *computing* and *replayed*. With 512 chips that's 0.65 s, with 1,024 still 0.59 s, and with 2,048 it's *longer*.
 
 # %% [markdown]
 # That's for a ring, with the latency of 5 µs that we assumed. Real libraries have ways around so many steps: NCCL, for example, has [trees for such calls](https://arxiv.org/abs/2506.20252). But at a fixed batch, a chip's computing shrinks with every chip you add, and its communication doesn't. **A larger batch would hide the communication, if the optimiser can make use of such a batch.**
@@ -195,7 +198,7 @@ pictures.draw_hiding("7B", counts, replayed_s)
 # %% [markdown]
 # ### Write it
 #
-# **Write** (6 minutes) the bytes of weights, gradients and Adam's states on one chip. A weight takes 2 bytes, its gradient 2, and Adam 12 ([ZeRO](https://arxiv.org/abs/1910.02054)). With `zero=1`, the `dp` copies divide what Adam holds among themselves. With `zero=3`, they divide everything.
+# **Write** (6 minutes) the bytes of weights, gradients and Adam's states on one chip. A weight takes 2 bytes, its gradient 2, and Adam 12 ([ZeRO](https://arxiv.org/abs/1910.02054)): a mean, a square and a copy of the weight, each in float32. With `zero=1`, the `dp` copies divide what Adam holds among themselves. With `zero=3`, they divide everything.
 
 
 # %%
@@ -224,7 +227,9 @@ state_bytes = go_on_with(my_state_bytes, state, chapter_19.state_bytes)
 pictures.draw_state(my_state_bytes, chapter_19.state_bytes)
 
 # %% [markdown]
-# Activations come on top. A layer keeps about 34 bytes for each token and hidden number ([Korthikanti and others](https://arxiv.org/abs/2205.05198)), if it doesn't keep attention's scores. Only the tokens of a **microbatch** count, though. A copy cuts its share of the batch into microbatches, so the more there are, the less it has to hold.
+# Activations come on top. A layer keeps about 34 bytes for each token and hidden number ([Korthikanti and others](https://arxiv.org/abs/2205.05198)), if it doesn't keep attention's scores. The `tp` ranks divide that among themselves, if they also cut the rows between layers, as in [chapter 17](17_cut_the_layer.ipynb)'s sequence parallel.
+#
+# A copy cuts its share of the batch into microbatches, and holds only those that have gone forward and not yet backward. Without a pipeline that's one at a time, so the more microbatches there are, the less it has to hold. With one, the first stage holds up to `pp` of them, as in [chapter 18](18_cut_the_stack.ipynb)'s 1F1B. So there, cutting the batch further saves memory only once there are more microbatches than stages.
 
 # %% [markdown]
 # ## 5 · What cutting costs
@@ -272,15 +277,18 @@ tensor_s = go_on_with(my_tensor_s, cutting, chapter_19.tensor_s)
 pictures.draw_tensor(my_tensor_s, chapter_19.tensor_s)
 
 # %% [markdown]
-# Each doubling of `tp` halves the copies, so a copy gets twice the tokens, and each of its ranks sends more than twice as much. The diamonds in the picture come from `step_time`, a model of whole plans that we'll use from here on. Can a dry run check that model?
+# Each doubling of `tp` halves the copies, so a copy gets twice the tokens. Of their bytes a rank sends 2(tp − 1)/tp, and this share grows too, so each rank sends more than twice as much. The diamonds in the picture come from `step_time`, a model of whole plans that we'll use from here on. Can a dry run check which calls and bytes that model counts?
 
 # %%
 scored = step_time(MODELS["7B"], CLUSTER, Plan(dp=1024, zero=3))
-print(f"7B, 1,024 copies: they send for {scored.data_s + scored.hidden_s:.4f} s by step_time")
-print(f"                            and {replayed_s[2]:.4f} s by dry run and replay")
+sent_s = scored.hidden_s + scored.data_s  # what computing hides, and what it doesn't
+print(f"7B, 1,024 copies: they send for {sent_s:.4f} s by step_time")
+print(f"                            and {replayed_s[1024]:.4f} s by dry run and replay")
 
 # %% [markdown]
-# The two lines agree. `step_time` adds it all up for a plan: computing, these all-reduces, what the copies send as far as it isn't hidden, and the waiting in a pipeline. Its file, `course_lessons/scaling.py`, names the sources of its formulas. **It's a model, not a measurement.**
+# The two lines agree, so `step_time` counts the calls and bytes of the dry run. About latency and bandwidth this says nothing, since both lines take them from our description. `step_time` adds it all up for a plan: computing, these all-reduces, what the copies send as far as it isn't hidden, and the waiting in a pipeline. Its file, `course_lessons/scaling.py`, names the sources of its formulas. **It's a model, not a measurement.**
+#
+# A plan's **MFU** is what the step computes usefully, as a share of what all chips could compute at their peak. We assume that a chip reaches 60% of its peak, so no plan can have a higher MFU.
 
 # %% [markdown]
 # **Predict.** 512 chips train the 70B model, with a batch of 4 million tokens. For each `tp` the computer tries all plans that fit. Which `tp` has the fastest plan?
@@ -295,15 +303,14 @@ fastest_tp.measured(min(fitting, key=lambda tp: fitting[tp].step_s))
 pictures.draw_steps({f"tp {tp}": score for tp, score in best.items()})
 
 # %% [markdown]
-# Without cutting, the activations of a single sequence don't fit. So cut, but no more than memory asks for: each doubling of `tp` costs more. Sixteen ranks are spread over two nodes, so messages take longer. And our model is kind to such a plan: its ring may use all eight network cards of each node, as if nobody else needed them.
+# Without cutting, the activations of a single sequence don't fit: 34 · 4,096 · 8,192 bytes for each of 80 layers are 91 GB. A pipeline doesn't help, since its first stage has a `pp`-th of the layers but holds up to `pp` microbatches.
+#
+# So cut, but no more than memory asks for: each doubling of `tp` costs more. Sixteen ranks are spread over two nodes, so messages take longer. And our model is kind to such a plan: its ring may use all eight network cards of each node, as if nobody else needed them.
 
 # %% [markdown]
 # ## 6 · Choose a plan
 #
 # **Write** (8 minutes) a plan for 70B on 512 chips. But this time your framework has no ZeRO-3. The plan below is a bad one. Change it, run the cell again, and read the score. Can you reach an MFU of 50%?
-
-# %% [markdown]
-# (**MFU** is what the step computes usefully, as a share of what all chips could compute at their peak.)
 
 # %%
 my_plan = Plan(dp=4, tp=8, pp=16, microbatches=16, zero=1)
@@ -312,7 +319,7 @@ pictures.draw_steps({"yours": my_score})
 pictures.draw_plans("70B", my_plan, my_score)
 
 # %% [markdown]
-# Every grey dot is a plan that you could have chosen. Most of the fast ones don't fit.
+# Every grey dot is a plan that you could have chosen without ZeRO-3. Nearly all of the fast ones are too large.
 #
 # ### Let the computer search
 #
@@ -346,7 +353,11 @@ counts = (256, 512, 1024, 2048, 4096, 8192)
 pictures.draw_speed(my_fastest_s, chapter_19.fastest_s, counts=counts)
 
 # %% [markdown]
-# What a chip is worth is its speed relative to that with 256 chips. With 8,192 chips it's less than half, although each point is for the best of all plans. The batch is still the same, so only 512 tokens are left for each chip. That's when scaling stops: not at a number of chips, but at a number of tokens for each.
+# What a chip is worth is its speed relative to that with 256 chips. Each point is for the best of all plans. (So 7B on 1,024 chips takes 0.34 s here. In part 3 it took at least 0.59 s, as there every chip was a copy with ZeRO-3.)
+#
+# In this picture the step never stops getting shorter, but chips are worth less and less. The last doubling of the chips makes it only about 1.4 times as fast, and with 8,192 a chip is worth less than half. The batch is still the same, so only 512 tokens are left for each chip. The larger model loses less at first: with 2,048 tokens a chip is worth 70% for 7B, and 89% for 70B.
+#
+# So there's no number of chips, or of tokens for each, at which scaling stops. Each further chip just buys less, and you have to say when that's too little.
 
 # %% [markdown]
 # On the course's web site, the page *Choose a plan* has sliders for this, and ten tasks. You don't need to run anything for it.
@@ -377,10 +388,10 @@ pictures.draw_published()
 # Megatron's MFU rises with the size of its model, from about 32% to 39%, while ours stays. A likely reason is that larger matrices come closer to the peak, and we took 60% for all. In both rows of Llama we're too low. There, our pipeline waits for a third of the step in one row and for half of it in the other.
 
 # %% [markdown]
-# **Check yourself.** What does Llama's training do that our pipeline doesn't?
+# **Check yourself.** Llama gives each rank several short stages instead of a long one, which is called **interleaving**. ([Lab 18](../exercises/18_cut_the_stack.ipynb) has such a schedule.) Why does a pipeline wait less then, and why would Megatron's runs need it less?
 #
 # <details><summary>Answer</summary>
-# It gives each rank several short stages instead of a long one. This is called interleaving: with v of them the waiting shrinks to a v-th, and more is sent. Megatron's runs interleave too, but have more microbatches, so they wait less anyway.
+# A stage that's a v-th as long hands on its microbatch after a v-th of the time. So the pipeline fills and empties faster, and the waiting shrinks to a v-th; but more is sent. Megatron's runs interleave too (<a href="https://arxiv.org/abs/2104.04473">section 5.1</a>). But those with a pipeline have 8 to 14 microbatches for each stage, and Llama has two or one, so their (p − 1)/m is small anyway.
 # </details>
 
 # %% [markdown]

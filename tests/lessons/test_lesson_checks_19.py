@@ -89,6 +89,13 @@ def test_the_exercise_with_a_plan_can_be_won_and_is_not_won_at_first(capsys):
     assert "0 of the 50 plans without ZeRO-3 that fit are faster" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("zero", "counted"), [(1, "1 of the 22 plans"), (3, "4 of the 31 plans")])
+def test_plans_with_zero_3_are_drawn_only_beside_such_a_plan(texts, zero, counted):
+    plan = Plan(4, 8, 16, 16, zero)
+    pictures.draw_plans("70B", plan, step_time(MODELS["70B"], CLUSTER, plan))
+    assert counted in texts[0]
+
+
 def not_written(*_):
     raise NotImplementedError("about 1 line")
 
@@ -134,7 +141,7 @@ def test_a_formula_that_returns_no_number_now_and_then_is_not_drawn(
     ("draw", "answer", "words"),
     [
         ("fsdp_bytes", "two_turns", "From the recorded steps it's 33% off."),
-        ("tokens_to_hide", "one_gather", "The times cross at 11,868, 5,934, 2,967, 1,483, 742."),
+        ("tokens_to_hide", "one_gather", "The times cross at 11,868, 5,934, 2,967, 1,484, 742."),
         ("state_bytes", "stages_forgotten", "dp 64, tp 8, ZeRO-1: 36.9"),
         ("state_bytes", "nobody_shards", "dp 512, tp 1, ZeRO-3: 1,128.8"),
         ("tensor_s", "two_for_each_layer", "tp 8: 0.67 s, step_time 1.35"),
