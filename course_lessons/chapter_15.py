@@ -1,6 +1,7 @@
 """What chapter 15 shows its results with, and what judges its two functions."""
 
 import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -89,35 +90,41 @@ def draw_copies(differing: Mapping[int, int], of: int) -> None:
     show(figure, "Two and four ranks: none differs. Three and eight: many do.")
 
 
-def ring_orders(brought: Sequence[Tensor], total: Tensor) -> list[tuple[int, ...]]:
-    """The order of adding that gives all bits of each quarter of a sum over four ranks.
+def ring_orders(brought: Sequence[Tensor], total: Tensor) -> list[list[tuple[int, ...]]]:
+    """The orders of adding that give all bits of each quarter of a sum over four ranks.
 
     Args:
         brought: What each of four ranks brought, of shape (numbers,).
         total: What `all_reduce` made of it, of the same shape.
 
     Returns:
-        An order of ranks for each quarter, or an empty one where none of those tried fits.
+        For each quarter, those of all 24 orders that fit.
     """
-    tried = (3, 2, 1, 0), (0, 3, 2, 1), (1, 0, 3, 2), (2, 1, 0, 3), (0, 1, 2, 3)
     found = []
     for quarter in range(4):
         part = slice(quarter * len(total) // 4, (quarter + 1) * len(total) // 4)
-        fits = [
-            order
-            for order in tried
-            if torch.equal(sum(brought[rank][part] for rank in order), total[part])
-        ]
-        found.append(fits[0] if fits else ())
+        fitting = []
+        for order in itertools.permutations(range(4)):
+            added = sum(brought[rank][part] for rank in order)
+            if torch.equal(added, total[part]):
+                fitting.append(order)
+        found.append(fitting)
     return found
 
 
-def ring(orders: Sequence[Sequence[int]]) -> Figure:
-    """In which order four ranks add each quarter of a tensor, as squares from left to right."""
+def _different_steps(order: Sequence[int]) -> int:
+    return len({(after - before) % 4 for before, after in itertools.pairwise(order)})
+
+
+def ring(orders: Sequence[Sequence[Sequence[int]]]) -> Figure:
+    """In which order four ranks add each quarter of a tensor, as squares from left to right.
+
+    Of several orders that fit, the one is drawn whose steps are all alike, as in a ring.
+    """
     figure, axis = plt.subplots(figsize=(6, 2.4), layout="constrained")
     colours = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
-    for quarter, order in enumerate(orders):
-        for place, rank in enumerate(order):
+    for quarter, fitting in enumerate(orders):
+        for place, rank in enumerate(min(fitting, key=_different_steps, default=())):
             square = plt.Rectangle((place, quarter), 0.95, 0.9, fc=colours[rank], alpha=0.5)
             axis.add_patch(square)
             axis.text(place + 0.47, quarter + 0.45, f"rank {rank}", ha="center", va="center")
@@ -180,7 +187,7 @@ def batches(ends: Mapping[float, Mapping[str, Sequence[float]]]) -> Figure:
             axis.plot(spots, values, "o", ms=6, mfc="none", mec="#555555")
         axis.set_xticks(range(len(losses)), list(losses), fontsize=9)
         axis.set(yscale="log", title=f"SGD, rate {rate}", xlabel="global batch")
-    axes[0].set_ylabel("training loss at the end (nats)")
+    axes[0].set_ylabel("training loss at the end")
     return figure
 
 

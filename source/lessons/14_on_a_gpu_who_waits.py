@@ -11,7 +11,7 @@
 # 4. record your own ranks with `torch.profiler`.
 #
 # **Hardware:** any computer: recordings of real GPUs come with the course. With a GPU of your own three more cells run. **Before:** [05 · DDP from scratch](05_ddp_from_scratch.ipynb).
-# **Next:** [06 · What communication costs](06_what_communication_costs.ipynb), or, if you come from 13, [17 · Cut the layer](17_cut_the_layer.ipynb).
+# **Next:** [17 · Cut the layer](17_cut_the_layer.ipynb), or, if this was your side trip after 05, [06 · What communication costs](06_what_communication_costs.ipynb).
 # **Lab:** [14 · On a GPU: who waits?](../exercises/14_on_a_gpu_who_waits.ipynb)
 
 # %% jupyter={"source_hidden": true}
@@ -71,10 +71,10 @@ pictures.draw_calls_and_kernels(calls, kernels)
 
 # %% [markdown]
 # The call is over after 0.3 ms, while the median kernel runs for 2.5 ms. And 8.2 MB take about as long as 31.5 MB, so it isn't only the bytes that take time. A kernel of NCCL that has started waits *on the GPU* until its
-# partner on the other GPU has started as well. So its time includes both the waiting and the moving of bytes.
+# partner on the other GPU has started as well. So its time includes both the waiting and the moving of bytes. Which part is which we can't tell here, since only rank 0 was recorded.
 
 # %% [markdown]
-# Here is the second all-reduce of the second step, with what's around it.
+# Here is the second all-reduce of the second step, with what's around it. The call is the short striped block of the autograd thread, and the kernel is the long one below.
 
 # %%
 call, kernel = calls[6], kernels[6]
@@ -190,7 +190,7 @@ chapter_14.draw_exposed(exposed_ms, trainings)
 pictures.draw_hidden(trainings)
 
 # %% [markdown]
-# One by one, nothing is hidden: each `wait()` keeps every later kernel from running next to NCCL's. DDP's buckets hide 16 %, which isn't much. Part 5 finds out why.
+# One by one, nothing is hidden. That's no wonder: each `wait()` keeps every later kernel from running next to NCCL's. DDP's buckets hide 16 %, which isn't much. Part 5 finds out why, and gives a second reason for the first training.
 
 # %% [markdown]
 # ## 4 · What `.item()` does
@@ -263,7 +263,7 @@ pictures.draw_inside(recommender, longest, blocked_in_item)
 # %% [markdown]
 # It is `cudaMemcpyAsync`, of all names. A copy to ordinary (*pageable*) memory of the host [returns only when it's complete](https://docs.nvidia.com/cuda/cuda-runtime-api/api-sync-behavior.html), and
 # `cudaStreamSynchronize` then has nothing left to wait for. So don't search a trace for "synchronize" alone. Today's
-# `.item()` [copies to pinned memory](https://github.com/pytorch/pytorch/pull/119202), which a copy needn't wait for. There `cudaStreamSynchronize` is the call that takes long.
+# `.item()` [copies to pinned memory](https://github.com/pytorch/pytorch/pull/119202), and such a call returns before the copy is complete. So there `cudaStreamSynchronize` is the call that takes long.
 
 # %% [markdown]
 # ### Which stream, today?
@@ -277,7 +277,7 @@ pictures.draw_inside(recommender, longest, blocked_in_item)
 # | `all_reduce(x)` | returns when the sum is there | launches on the current stream (before 2.8: on NCCL's); later kernels wait |
 # | `all_reduce(x, async_op=True)` | returns at once | launches on NCCL's stream, which waits for the kernels before it; the host and the current stream go on |
 # | `work.wait()` | the host waits | the current stream waits, the host doesn't |
-# | `x.item()`, `print(x)`, `x.cpu()` | nothing to wait for | the host waits for the current stream |
+# | `x.item()`, `print(x)`, `x.cpu()` | nothing waits; before `work.wait()` you may read the old number | the host waits for the current stream, which knows of the sum only after `work.wait()` |
 # | `torch.cuda.synchronize()` | | the host waits for all streams |
 # | `dist.barrier()` | the host waits | [the host waits, for the barrier](https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.barrier) |
 
@@ -305,14 +305,15 @@ largest.measured(max(parts, key=parts.get))
 pictures.draw_shares(trainings)
 
 # %% [markdown]
-# In none of the three trainings is it the network. With one all-reduce per gradient, NCCL alone takes 17 %. And with DDP's buckets, 6 % is all that a perfect network could save: most of the time, the GPU has nothing to do.
+# In none of the three trainings does NCCL alone take the most time. With one all-reduce per gradient it takes 17 %, and the GPU has nothing to do for 46 %. With DDP's buckets, 6 % is all that a perfect network could save: most of the time, the GPU has nothing to do.
+# Only in the recommender is it the largest loss, 17.5 %, a little ahead of the 16.5 % with nothing to do. There a faster network, or better overlap, is worth a try.
 
 # %%
 text = "One step of each training, in 75 parts. White is time in which the GPU has nothing to do."
 chapter_14.draw_steps(trainings, text)
 
 # %% [markdown]
-# At the top, the all-reduces begin when backward is over, so nothing is left to hide them behind. In the middle, most of the step is empty, and not only around the all-reduces. At the bottom, the GPU has something to do most of the time.
+# At the top, the all-reduces begin when the GPU has almost nothing left to compute but the optimiser's step, at the right, which needs their sums. So even without `wait()`, hardly anything would be left to hide them behind. In the middle, most of the step is empty, and not only around the all-reduces. At the bottom, the GPU has something to do most of the time.
 
 # %% [markdown]
 # **Check yourself.** Only 16 % of ResNet's communication is hidden. Would larger buckets help?
@@ -338,7 +339,7 @@ text = "Half of ResNet's kernels start within 2 µs, half of the recommender's a
 show(chapter_14.figure_of_delays(trainings), text)
 
 # %% [markdown]
-# Half of ResNet's kernels start within 2 µs of their launch: the queue is empty, and the GPU waits for its **host**. The recommender's host is 0.7 ms ahead. But a profiler was running, and it works on the host. How much of this is the profiler's own doing?
+# Half of ResNet's kernels start within 2 µs of their launch: the queue is empty, and the GPU waits for its **host**. One by one, it's the same for half of the kernels. The recommender's host is 0.7 ms ahead. But a profiler was running, and it works on the host. How much of this is the profiler's own doing?
 
 # %% [markdown]
 # `aten::view` is a good probe, because it moves no byte and launches nothing. As a control we take the launch itself, which is CUDA's work. If the host were simply slow, it would be slow at
@@ -352,7 +353,8 @@ for name, rows in trainings.items():
 pictures.draw_probe(view_us, launch_us)
 
 # %% [markdown]
-# The same view takes 23 µs in one recording and 1 µs in a different one, while a launch differs by less than a factor of two. So most of those 23 µs are probably due to the recording. Let's estimate: what if each of ResNet's operators were that much shorter?
+# The same view takes 23 µs in one recording and 1 µs in a different one, while a launch differs by less than a factor of two. So most of those 23 µs are probably due to the recording. Let's estimate: what if each of ResNet's operators were that much shorter? (An operator that's called by a different one counts as well, since it's recorded by itself. That it loses as much
+# time as a view is our assumption.)
 
 # %%
 operators = sum(row.kind == "host" and "::" in row.name for row in resnet) / 3
@@ -410,13 +412,13 @@ print(f"after it: {after:.0f}")
 plot_timeline(results.trace)
 
 # %% [markdown]
-# The call was over before the other rank had even begun. Now the control, without `async_op`. It is meant to fail.
+# The call was over before the other rank had even begun. In the picture, rank 0's call ends before its send begins, at the latest. The long bar is the work of the all-reduce, which goes on in gloo's thread. Now the control, without `async_op`. It is meant to fail.
 
 # %% tags=["raises-exception"]
 launch(joins_late, False, backend="gloo", timeout=5)
 
 # %% [markdown]
-# Rank 0 is *waiting in all_reduce*, on the host, for a rank that is *waiting in recv* for its word. That's gloo's plain all-reduce. With NCCL, a collective [doesn't hold up the host](https://docs.pytorch.org/docs/stable/distributed.html#synchronous-and-asynchronous-collective-operations), so the host would stop later, at `.item()`: the same hang, shown in a different line.
+# Rank 0 is *waiting in all_reduce*, on the host, for a rank that is *waiting in recv* for its word. That's gloo's plain all-reduce. With NCCL, a collective [doesn't hold up the host](https://docs.pytorch.org/docs/stable/distributed.html#synchronous-and-asynchronous-collective-operations), once NCCL has connected the ranks (in the first collective, it waits for all of them). So the host would stop later, at `.item()`: the same hang, shown in a different line.
 
 # %% [markdown]
 # ### Record them
@@ -483,7 +485,7 @@ text = "Your rank 0, third step: backward computes and calls; gloo's threads car
 chapter_14.draw_lanes(own_rows, step_rows[-1].start_us, step_rows[-1].end_us, text)
 
 # %% [markdown]
-# The first step has one bucket, as chapter 05 showed; then DDP knows in which order gradients arrive. `recorder.export_chrome_trace("trace.json")` writes a file that
+# The share that's hidden is that of all three steps, while the picture shows the third. The first step has one bucket, as chapter 05 showed; then DDP knows in which order gradients arrive. `recorder.export_chrome_trace("trace.json")` writes a file that
 # [Perfetto](https://ui.perfetto.dev) shows; our three recordings come from such files. Your `exposed_ms` also takes the rows made here.
 
 # %% [markdown]
@@ -506,7 +508,7 @@ def cost(turns=15, views=2_000):
 pictures.draw_watched(launch(cost, world_size=1, backend="gloo")[0])
 
 # %% [markdown]
-# A recording shows faithfully *who waits for whom*. To learn how *long* a step takes, ask a run without a profiler. On GPUs the profiler also listens to each call of CUDA, and it can be asked for shapes, stacks and memory, so its cost there is different.
+# So take from a recording *which call waits for which*: that follows from streams and launches, and a profiler doesn't change it. But a profiler slows down the host, so it changes how *long* each wait is, and perhaps even who sets the pace. To learn how long a step takes, ask a run without a profiler. On GPUs the profiler also listens to each call of CUDA, and it can be asked for shapes, stacks and memory, so its cost there is different.
 
 # %% [markdown]
 # ## 8 · On your own GPUs
@@ -540,6 +542,11 @@ else:
 
 # %% [markdown]
 # Two ranks can share that GPU if they use gloo. It takes tensors on a GPU as well: it copies them to the host and back. How much of the table's column for gloo is still true on a GPU?
+#
+# <details><summary>Answer</summary>
+# Almost all of it. A plain <code>all_reduce</code> and <code>work.wait()</code> hold up the host until gloo has the sum, and with <code>async_op=True</code> the call returns early. But the sum then still has to be copied back to the GPU.
+# The current stream waits for that copy, and so does the host in <code>x.item()</code> or <code>torch.cuda.synchronize()</code>.
+# </details>
 
 
 # %%
@@ -595,7 +602,7 @@ predict()
 # %% [markdown]
 # Practise in [lab 14](../exercises/14_on_a_gpu_who_waits.ipynb).
 #
-# Next: [06 · What communication costs](06_what_communication_costs.ipynb), or, if you come from 13, [17 · Cut the layer](17_cut_the_layer.ipynb).
+# Next: [17 · Cut the layer](17_cut_the_layer.ipynb), or, if this was your side trip after 05, [06 · What communication costs](06_what_communication_costs.ipynb).
 #
 # *Sources.* The recordings: Holistic Trace Analysis, Meta, MIT license; `course_material/recordings/README.md` says which they are and how they were made smaller.
 # [PyTorch: CUDA semantics](https://docs.pytorch.org/docs/stable/notes/cuda.html), and

@@ -72,7 +72,7 @@ chapter_15.draw_copies(differing, of=len(numbers))
 # %% [markdown]
 # Eight ranks aren't exact, although eight is a power of two: here it's the adding that rounds, from the third copy on. (With four ranks, adding the fourth copy rounds back to the
 # exact number.) And if each addition rounds, the order of the additions matters. The first cell below compares `all_reduce` with a sum in a loop. In the second, `ring_orders` cuts
-# the tensor into quarters, and for each quarter looks for an order of adding that gives the same result to the last bit.
+# the tensor into quarters, and tries all 24 orders of adding on each quarter. It returns those that give the same result to the last bit.
 
 
 # %%
@@ -93,17 +93,19 @@ for dtype in (torch.int64, torch.float32, torch.float64):
 # %%
 brought, totals = zip(*launch(add, torch.float32, world_size=4, backend="gloo"))
 orders = chapter_15.ring_orders(brought, totals[0])
-show(chapter_15.ring(orders), f"The orders that give every bit: {orders}.")
+for quarter, fitting in enumerate(orders):
+    print(f"quarter {quarter}:", " and ".join(map(str, fitting)))
+show(chapter_15.ring(orders), "One of the orders that give every bit, for each quarter.")
 
 # %% [markdown]
-# Each quarter starts at a different rank and goes on from neighbour to neighbour: that's a **ring**. With a different algorithm or number of ranks the order changes, and with it
+# Two orders fit each quarter. They differ only in the first two ranks, and *a* + *b* and *b* + *a* have the same bits. The picture shows the one that goes
+# from neighbour to neighbour. Each quarter starts at a different rank: that's a **ring**. With a different algorithm or number of ranks the order changes, and with it
 # the last bits.
 
 # %% [markdown]
 # ## 2 · A test that tells them apart
 #
-# A small GPT trains for 20 steps. One process is the reference, and we compare three runs with it. The first has two ranks. The second has two ranks as well, but a bug: half the
-# loss. The third is a **control**, one process that reads each batch in reverse order.
+# A small GPT trains for 20 steps. One process is the reference, and we compare three runs with it. The first has two ranks. The second has two ranks as well, but a bug: its loss is halved by mistake. The third is a **control**, one process that reads each batch in reverse order.
 
 # %% [markdown]
 # **Predict.** How many of the three differences become more than a thousand times smaller if we train in float64 instead of float32?
@@ -126,7 +128,7 @@ def long_run(dtype, order=tuple(range(8)), factor=1.0):
 
 
 # %%
-runs = {"2 ranks": (2,), "bug: 2 ranks, factor forgotten": (2, tuple(range(8)), 0.5)}
+runs = {"2 ranks": (2,), "bug: 2 ranks, half the loss": (2, tuple(range(8)), 0.5)}
 runs["control: 1 process, reversed"] = (1, tuple(reversed(range(8))))
 apart = {}
 for dtype in (torch.float32, torch.float64):
@@ -141,7 +143,7 @@ shrinking.measured(sum(small))
 chapter_15.draw_apart(apart)
 
 # %% [markdown]
-# In float32 nobody can tell the three apart. In float64 the rounding shrinks, and **the bug stays**. So keep this test: *compare in float64, next to a control*. (Why the bug is so
+# In float32 the bug stands out at first, but at the end nobody can tell the three apart: by then, rounding has grown as large as the bug. In float64 the rounding shrinks, and **the bug stays**. So keep this test: *compare in float64, next to a control*. (Why the bug is so
 # hard to see with AdamW, you'll see in part 4.)
 
 # %% [markdown]
@@ -227,8 +229,8 @@ def train(global_batch, learning_rate, criterion=cross_entropy):
 
 
 # %% [markdown]
-# The next cell lists five runs. In all of them the **global batch**, what all ranks take together in a step, is 64. The reference is one rank with the mean loss and a learning
-# rate of 0.05. **Predict.** Which of the five end with the reference's weights? Answer with a set.
+# The next cell lists five runs. In all of them the **global batch**, what all ranks take together in a step, is 64. The reference is one rank with the mean loss and a learning rate of 0.05. A sum over 64 digits is 64 times
+# their mean, so runs 4 and 5 divide the learning rate by 64. **Predict.** Which of the five end with the reference's weights? Answer with a set.
 
 # %%
 same_runs = predict("runs that end with the weights of one rank", ...)
@@ -287,8 +289,13 @@ text = "Circles are three seeds. Rate × 4 helps on the left and ruins training 
 show(chapter_15.batches(ends), text)
 
 # %% [markdown]
-# So try the rule, with several seeds, but don't take it for a law. Besides, an optimiser may hide a wrong factor. AdamW divides each gradient by a running average of its size
-# ([Kingma and Ba, 2015](https://arxiv.org/abs/1412.6980)). Below, the GPT trains for 30 steps in float64, with a loss that is four times too small.
+# On the left the rule helps, but it doesn't bring back the loss of batch 64: about 0.7 against 0.27. Both trainings see 4,096 digits, which are 64 small steps or 16 large ones. The rule
+# supposes that the gradient hardly changes in four small steps. At the beginning of a training it does change, as the paper says too. So try the rule, with several seeds, but don't take it for
+# a law.
+#
+# Besides, an optimiser may hide a wrong factor. AdamW divides each gradient by a running average of its size
+# ([Kingma and Ba, 2015](https://arxiv.org/abs/1412.6980)). Below, the GPT trains for 30 steps in float64, once with its own loss and once with a quarter of it. We
+# compare how far all weights have moved in these steps, and print the difference in percent.
 
 
 # %%
@@ -301,7 +308,7 @@ for name, settings in {"SGD": (sgd,), "AdamW": (adamw,), "AdamW, clipped": (adam
     changes[name] = ((whole - quarter).norm() / whole.norm()).item()
     print(f"{name:15} {100 * changes[name]:.1f} %")
 text = "A factor of 1/4 moves SGD and AdamW with clipping, and hardly AdamW alone."
-show(chapter_15.off_one_process(changes, "change of the path, in percent"), text)
+show(chapter_15.off_one_process(changes, "difference of the moves, in percent"), text)
 
 # %% [markdown]
 # AdamW hides the bug until something else, such as clipping, depends on the gradient's **size**.
@@ -315,7 +322,8 @@ show(chapter_15.off_one_process(changes, "change of the path, in percent"), text
 # ### Write it
 #
 # *About 8 minutes.* The gradient of *b* samples has a squared norm of |G|² + S/*b* on average. Each rank's gradient is that of *b* = `local_batch` samples, and the average over
-# all *n* ranks is that of *n* · *b*. Measure both squared norms (for the first one, take the mean over the ranks), and solve for S and |G|².
+# all *n* ranks is that of *n* · *b*. Measure both squared norms (for the first one, take the mean over the ranks), and solve for S and |G|². Below,
+# `in_numbers` makes plain numbers of your two results, and looks whether you have left `gradient` as it was.
 
 
 # %%
@@ -343,8 +351,7 @@ noise_passed
 estimate = go_on_with(noise_and_signal, noise_passed, chapter_15.two_batches)
 
 # %% [markdown]
-# Now we estimate the noise scale of the network for the digits, in float64, at three points of its training. Each estimate is from 30 rounds, in which each of four ranks takes the
-# gradient of 32 digits. The control takes the gradient of every single digit.
+# Now we estimate the noise scale of the network for the digits, in float64, at three points of its training. Each estimate is from 30 rounds, in which each of four ranks takes the gradient of 32 digits. The two batches are those 32 of a rank, and the 128 of all four. The control takes the gradient of every single digit.
 
 
 # %%
@@ -386,13 +393,16 @@ text = "The noise scale grows while the network trains; two batches find it, rou
 show(chapter_15.noise(exact, estimated), text)
 
 # %% [markdown]
-# No gradient of a single digit was needed: a training with DDP computes both gradients anyway, that of each rank and their average. The noise scale grows, so larger batches pay
-# off later in the training.
+# No gradient of a single digit was needed: a training with DDP computes both gradients anyway, that of each rank and their average. (`.grad` keeps the average only. A rank's own gradient is what
+# a communication hook gets, as in chapter 04.)
+#
+# **So how large should a batch be?** The gradient of a batch as large as the noise scale is half noise: S/*b* is then as large as |G|². According to the paper, doubling a batch that is
+# far smaller nearly halves the number of steps, and doubling one that is far larger hardly saves any. So a batch near the noise scale is a good choice. The training above took 64 digits: more than the noise
+# scale at first (38), and less at the end (100). The noise scale grows, so larger batches pay off later in the training.
 #
 # ## 6 · Clipping and tokens
 #
-# `clip_grad_norm_` shrinks all gradients if their **global norm** is above a limit. With many ranks there are two places for it: each rank clips its own gradient, or all clip the
-# average. Which one does what a single process does?
+# `clip_grad_norm_` shrinks all gradients if their **global norm** is above a limit. With many ranks there are two places for it: each rank clips its own gradient, or all clip the average. We compare both with a single process.
 
 
 # %%
@@ -424,8 +434,8 @@ show(chapter_15.off_one_process(shares, "off one process, in percent"), text)
 # ### Write it
 #
 # *About 6 minutes.* `model` is a DDP already. `pieces` are this rank's microbatches of one step, each `(inputs, targets)`. All have the same size, and all ranks have equally many.
-# One process would take the mean of `mse_loss` over all pieces of all ranks, and clip its gradient to `limit`. Leave exactly this gradient in the model, and return its norm before
-# clipping.
+# One process would take the mean of `mse_loss` over all pieces of all ranks, and clip its gradient to `limit`. Leave exactly this gradient in the model, and return its norm before clipping. Below,
+# `in_ddp` makes the DDP, calls your function, and collects the gradients that you leave.
 
 
 # %%
@@ -494,20 +504,20 @@ show(chapter_15.off_one_process(shares, "off one process, in percent"), text)
 
 
 # %%
-class SumOverRanks(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, local):
-        total = local.clone()
-        dist.all_reduce(total)
-        return total
-
-    backward = forward  # every rank's loss depends on my number through the total
-
-
 def total_in_place(local):
     total = local.clone()
     dist.all_reduce(total)
     return total
+
+
+class SumOverRanks(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, local):
+        return total_in_place(local)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return total_in_place(gradient)  # every rank's loss depends on my number
 
 
 # %%
@@ -523,8 +533,11 @@ def gradient_through(add_up):
     return local.grad.item(), [str(each.message).split(". ")[0] for each in caught]
 
 
-for add_up in SumOverRanks.apply, total_in_place, functional_total:
-    print(*launch(gradient_through, add_up, backend="gloo")[0])
+ways = {"SumOverRanks": SumOverRanks.apply, "plain all_reduce": total_in_place}
+ways["functional"] = functional_total
+for name, add_up in ways.items():
+    gradient, warned = launch(gradient_through, add_up, backend="gloo")[0]
+    print(f"{name + ':':17} {gradient:.0f}", *warned)
 
 # %% [markdown]
 # Through the plain `all_reduce` the gradient is wrong, and nothing but a warning says so. The functional one is right, but the underscore in its module's name says that it isn't
@@ -596,8 +609,9 @@ def running_statistics(copied):
 distances = []
 for copied in (True, False):
     ranks = torch.stack(launch(running_statistics, copied, world_size=4, backend="gloo"))
-    for statistics in (ranks[0], ranks.mean(dim=0)):
+    for name, statistics in {"rank 0's": ranks[0], "average": ranks.mean(dim=0)}.items():
         distances.append((statistics - of_one).abs().amax(dim=1).sum().item())
+        print(f"({len(distances)}) {name:8} is off by {distances[-1]:.3f}")
 closest.measured(1 + distances.index(min(distances)))
 
 # %% [markdown]
@@ -617,11 +631,15 @@ def accumulate():
 
 
 trace = launch(accumulate, backend="gloo", trace=True).trace
-kinds = [event.kind for event in trace.of_rank(0)]
-print(*kinds[kinds.index("barrier") :])
+events = trace.of_rank(0)
+kinds = [event.kind for event in events]
+for event in events[kinds.index("barrier") :]:
+    print(event.kind if event.dtype is None else f"{event.kind} of {event.dtype}")
 
 # %% [markdown]
-# The buffers are broadcast in the first microbatch only, although it's under `no_sync`. The gradients are reduced in the last.
+# The buffers are broadcast in the first microbatch only, although it's under `no_sync`. There are two broadcasts because each carries one dtype: the means and variances are float32, the
+# counter of batches is int64. The gradients are reduced in the last microbatch. Each forward pass of DDP decides about the next one: after a pass under `no_sync`, the next sends no buffers. So in every step the
+# first microbatch sends them, since it comes after one whose gradients were reduced.
 #
 # ## What you know now
 
@@ -629,8 +647,8 @@ print(*kinds[kinds.index("barrier") :])
 predict()
 
 # %% [markdown]
-# A difference that shrinks in float64, as its control does, is rounding. One that stays is a bug. You've seen four: a sum divided by the wrong number, a gradient clipped by one
-# rank's norm, a mean of means, and a batch norm that sees a quarter of the batch.
+# A difference that shrinks in float64, as its control does, is rounding. One that stays has a different cause. Three that you've seen are bugs: a sum divided by the wrong number, a gradient clipped by one
+# rank's norm, and a mean of means. The fourth is meant to be so: a batch norm that sees a quarter of the batch. You have to know of it, and may synchronise it.
 #
 # Practise in [lab 07](../exercises/07_data_batches_numerics.ipynb), exercises 3 and 4.
 #
