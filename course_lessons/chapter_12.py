@@ -768,12 +768,12 @@ def _compress_ms(work: Callable[[torch.Tensor], Any], rounds: int = 30) -> float
 
 
 def _thin(gradient: torch.Tensor) -> None:
-    """The products of all matrices, without messages."""
+    """Both thin matrices of each gradient, without messages; not their product."""
     for parameter in begun()[0].parameters():
         if parameter.ndim == 2:
             matrix = gradient[: parameter.numel()].view(parameter.shape)
             p = torch.linalg.qr(matrix @ matrix[:4].T).Q
-            p @ (matrix.T @ p).T
+            _ = matrix.T @ p
 
 
 def compressing(table: Table) -> dict[str, tuple[list[float], float]]:

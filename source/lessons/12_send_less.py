@@ -40,7 +40,7 @@ from course_utils import Network, check, launch, predict
 # ## 1 · What the network costs
 #
 # Here four ranks teach the small GPT to continue *Pride and Prejudice*. A **method** says what they tell each other, and gets a row in one table: the KB (1,000 bytes) that
-# a rank sends in a step, the time of a step on three networks, and the loss after 48 steps.
+# a rank sends in a step, the time of a step on three networks, and the loss after 48 steps, on text that no rank trains on. All methods start from the same GPT. It has already read for 60 steps, alone, so its loss is lower than the 4.3 of a blind guess (chapter 04).
 
 
 # %%
@@ -53,8 +53,10 @@ networks = {
 table = Table(networks, compute_ms=1)
 
 # %% [markdown]
-# A method gets the neural network and returns two things: what a step calls, and what happens after the step. The first method is `ddp`: PyTorch's DDP, with a **communication hook** if you like. DDP calls it
-# with a bucket of gradients, in place of its own `all_reduce`. The hook returns a future of their mean.
+# A method is a function that gets the neural network and returns two functions. A step calls the first one with its inputs, as it would the network itself. After the optimiser's step, the second one is called with the step's number. The first method is `ddp`: PyTorch's DDP, with a **communication hook** if you like. DDP calls it
+# with a state and a bucket of gradients, in place of its own `all_reduce`. If `state` is a function, each training calls it for a fresh state.
+#
+# The hook returns a **future** of the gradients' mean: an object for a result that may not be there yet. A collective with `async_op=True` has one, `work.get_future()`. And `.then(f)` makes a new future: once the first is done, it's given to `f`, and what `f` returns is the result of the new one.
 
 
 # %%
@@ -82,7 +84,7 @@ percent = predict("% of a step that messages take at 1 Gbit/s", ...)
 table.measure("DDP", ddp())
 step_ms = table.rows["DDP"].ms["1 Gbit/s"]
 percent.measured(round(100 - 100 * table.compute_ms / step_ms), within=0.06)
-print(f"before the first step the loss is about {table.rows['DDP'].losses[0, 0]:.3f}")
+print(f"loss on held-out text before the first step: about {table.rows['DDP'].losses[0, 0]:.3f}")
 
 # %%
 pictures.draw_step_times(table)
@@ -96,7 +98,7 @@ pictures.draw_step_times(table)
 # Gradients need not travel in float32. Two types have 16 bits: **float16** keeps three decimal digits, up to 65,504; **bfloat16** keeps two, with the range of float32.
 
 # %%
-numbers = torch.tensor([1e-8, 1e-3, 1.001, 1e5])
+numbers = torch.tensor([1e-8, 1e-3, 1.001, 1e3, 1e5])
 short = {"float16": numbers.half(), "bfloat16": numbers.bfloat16()}
 short["float16, scaled by 1024"] = (1024 * numbers).half().float() / 1024
 print(f"{'float32':24}", *(f"{number:12.5g}" for number in numbers.tolist()))
@@ -104,7 +106,7 @@ for name, row in short.items():
     print(f"{name:24}", *(f"{number:12.5g}" for number in row.tolist()))
 
 # %% [markdown]
-# float16 loses both ends, bfloat16 the third decimal of 1.001. Scaling up saves the small number and makes large ones overflow earlier. That's why training in float16 adapts its scale as it goes, with [`GradScaler`](https://docs.pytorch.org/docs/stable/amp.html).
+# float16 loses both ends, bfloat16 the third decimal of 1.001. Scaling up saves the small number and makes large ones overflow earlier, here already 1,000. That's why training in float16 adapts its scale as it goes, with [`GradScaler`](https://docs.pytorch.org/docs/stable/amp.html).
 
 # %% [markdown]
 # ### Write it
@@ -148,7 +150,7 @@ for hook, state in ((half, torch.float16), (fp16_compress_hook, None)):
     print(f"{hook.__name__:18} in float16: {mean:,.0f}")
 
 # %% [markdown]
-# The mean, 35,000, fits into float16, whose numbers are 32 apart there. Rank 0's 70,000 doesn't. In bfloat16 none of these numbers overflows. So with four ranks the order can't matter there, because dividing by 4 changes only the exponent.
+# The mean, 35,000, fits into float16, whose numbers are 32 apart there. Rank 0's 70,000 doesn't. In bfloat16 none of these numbers overflows, and dividing by 4 changes only the exponent. So with four ranks the order can't matter there:
 
 # %%
 apart = chapter_12.weights_apart(ddp(half, torch.bfloat16), ddp(bf16_compress_hook))
@@ -227,7 +229,7 @@ table.measure("top 1 %", ddp(top_k, 0.01))
 # A 25th of the bytes, and the loss falls little more than half as far. What wasn't sent is lost. Two weights show how bad that can be. Rank 0's gradient is always (10.5, 1), rank 1's (−10.5, 1): they disagree about the first weight and **agree** about the second.
 
 # %% [markdown]
-# **Predict.** SGD makes 25 steps with a rate of 0.1, and each rank sends the larger of its two numbers. DDP moves the second weight to −2.5. Where does top-1 move it?
+# **Predict.** SGD makes 25 steps with a rate of 0.1, and each rank sends one of its two numbers, the larger one by absolute value. DDP moves the second weight to −2.5. Where does top-1 move it?
 
 # %%
 second_weight = predict("the second weight after 25 steps of top-1", ...)
@@ -248,7 +250,7 @@ pictures.draw_second_weight(paths)
 
 # %% [markdown]
 # Nowhere: numbers that cancel crowd out the one that counts. **Error feedback** keeps what wasn't sent and adds it to the next gradient
-# ([Seide and others, 2014](https://www.microsoft.com/en-us/research/publication/1-bit-stochastic-gradient-descent-and-application-to-data-parallel-distributed-training-of-speech-dnns/)). So the second weight is sent late, but not lost. After enough steps top-k then
+# ([Seide and others, 2014](https://www.microsoft.com/en-us/research/publication/1-bit-stochastic-gradient-descent-and-application-to-data-parallel-distributed-training-of-speech-dnns/)). So the second weight's gradients are sent late: those of steps 2 to 12 together in step 12, those of the next eleven steps in step 23. The last two are still held back. Only step 1's is lost: our memory begins with step 2, since DDP fills its buckets anew after the first. After enough steps top-k then
 # converges at the rate of SGD ([Stich and others, 2018](https://arxiv.org/abs/1809.07599)). And our GPT?
 
 # %%
@@ -283,7 +285,7 @@ ratio = pictures.draw_bytes_by_ranks(table, ("DDP", "top 1 %"), (4, 16, 64))
 fewer.measured(round(ratio, 1), within=0.1)
 
 # %% [markdown]
-# To sum in a ring, a rank sends less than twice the gradients, however many ranks there are. But what `all_gather` sends grows with the number of ranks: from 101 ranks on, the top 1 % takes more bytes than DDP. **What can't be added on the way doesn't scale.**
+# To sum in a ring, a rank sends less than twice the gradients, however many ranks there are. But what `all_gather` sends grows with the number of ranks. Among *n* ranks DDP sends 2 (*n* − 1)/*n* times the gradients, and the top 1 % sends 0.02 (*n* − 1) times: a hundredth of values and as many places. So above 100 ranks the top 1 % takes more bytes. **What can't be added on the way doesn't scale.**
 
 # %% [markdown]
 # ## 4 · Low rank
@@ -292,7 +294,7 @@ fewer.measured(round(ratio, 1), within=0.1)
 # **rank** of the product, a word that has nothing to do with our processes.
 
 # %% [markdown]
-# How near can it come? For the GPT's 256 × 64 layer, here's how much of one process's gradient the best product of each rank holds, as a share of its squared norm. One step of the power method comes less near, and a mean over many ranks may need more columns.
+# How near can it come? For the GPT's 256 × 64 layer, here's how much of one process's gradient the best product of each rank holds, as a share of its squared norm. One step of the power method, which you'll write, comes less near, and a mean over many ranks may need more columns.
 
 
 # %%
@@ -302,6 +304,9 @@ for rank in (1, 2, 4, 8):
         f"rank {rank}: at best about {100 * shares[rank - 1]:.0f} % of the gradient's squared norm"
     )
 pictures.draw_shares(shares, (1, 2, 4, 8))
+
+# %% [markdown]
+# The **power method** multiplies a matrix *M* by a few columns *q*: each product leans toward the directions in which *M* is strongest. Made **orthonormal**, these columns have length 1 and stand at right angles to each other, so they can't all lean the same way; we call them *P*. Then *M*ᵀ*P* says how much of each of them is in every column of *M*, and the product *P* (*M*ᵀ*P*)ᵀ is that part of *M* which lies in these directions.
 
 # %% [markdown]
 # ### Write it
@@ -335,20 +340,20 @@ low_rank = go_on_with(my_low_rank, thinned, chapter_12.low_rank)
 pictures.draw_low_rank(my_low_rank, low_rank)
 
 # %% [markdown]
-# The check called your function twice more, each time with the *Q* just returned. With this **warm start** the power method goes on from step to step. PyTorch's `powerSGD_hook` does that for each matrix of a bucket that shrinks to less than half, with error feedback. The first `start_powerSGD_iter` steps are plain DDP: at least two,
-# since DDP fills its buckets anew after the first.
+# The check calls your function three times: the second and the third time with the *Q* just returned. With this **warm start** the power method goes on from step to step. PyTorch's `powerSGD_hook` does that for each matrix of a bucket that shrinks to less than half, with error feedback. The first `start_powerSGD_iter` steps are plain DDP: at least two,
+# since DDP fills its buckets anew after the first. `plain_steps=2` tells the table to count them as DDP's.
 
 # %%
 state = partial(power_sgd.PowerSGDState, None, 4, start_powerSGD_iter=2)
 table.measure("PowerSGD, rank 4", ddp(power_sgd.powerSGD_hook, state), plain_steps=2)
 
 # %% [markdown]
-# A tenth of the bytes, and most of the progress. But look at 25 Gbit/s: PowerSGD is **slower** than DDP. It makes three calls instead of one: for all *P*, for all *Q*, and for biases and norms, which it leaves as they are. The two extra calls pay twelve more latencies, which is 120 µs, while the saved bytes would take only 98 µs.
+# A tenth of the bytes, and the loss falls nearly nine tenths as far as DDP's. But look at 25 Gbit/s: PowerSGD is **slower** than DDP. It makes three calls instead of one: for all *P*, for all *Q*, and for biases and norms, which it leaves as they are. The two extra calls pay twelve more latencies, which is 120 µs, while the saved bytes would take only 98 µs.
 
 # %% [markdown]
 # ### Where it does not pay
 #
-# Compressing takes time, too. Here's what it takes on one core of this machine, without unpacking. A GPU would be faster; by how much, this machine can't tell.
+# Compressing takes time, too. Here's what it takes on one core of this machine, without unpacking, next to the time that a step saves, which is the difference of unrounded times. A GPU would be faster; by how much, this machine can't tell.
 
 
 # %%
@@ -361,7 +366,7 @@ pictures.draw_compressing(compared, list(networks))
 # %% [markdown]
 # ## 5 · Send less often
 #
-# **Local SGD** ([Stich, 2018](https://arxiv.org/abs/1805.09767)): each rank trains by itself for *H* steps, then all take the mean of their **weights**. Here *H* is 16.
+# **Local SGD** ([Stich, 2018](https://arxiv.org/abs/1805.09767)): each rank trains by itself for *H* steps, then all take the mean of their **weights**. Here *H* is 16, so the 16 steps that the table records hold one exchange: `exchanges=1`.
 
 
 # %%
@@ -421,16 +426,16 @@ def post_local(period, warm_up, **options):
 # We warm up for 4 steps and then take the mean of the weights every 4 steps. After each of 9 steps we count how many different models the four ranks have:
 
 # %%
-alone = {"post_local_gradient_allreduce": False}
+no_mean_in_nodes = {"post_local_gradient_allreduce": False}
 methods = {
     "averager without hook": pytorchs_averager(4, warm_up=4),
     "averager and hook": post_local(4, warm_up=4),
-    "the same, but alone": post_local(4, warm_up=4, **alone),
+    "hook, no mean in nodes": post_local(4, warm_up=4, **no_mean_in_nodes),
 }
 chapter_12.print_models(methods)
 
 # %% [markdown]
-# Without the hook, all four drift apart during the warm-up. With it they stay one model up to the mean at step 5. From then on there are two models, one for each node, or four if each rank trains alone. The mean at step 9 makes them one again.
+# Without the hook, all four drift apart during the warm-up. With it they stay one model up to the mean at step 5. From then on there are two models, one for each node, or four without a mean in nodes, where each rank trains alone. The mean at step 9 makes them one again.
 
 # %% [markdown]
 # **DiLoCo** ([Douillard and others, 2023](https://arxiv.org/abs/2311.08105)) treats an exchange as a step. Its gradient is the mean over ranks of (weights at the last exchange − weights now). An **outer** optimiser steps along it: SGD with Nesterov momentum 0.9 and rate 0.7. With rate 1 and no momentum you'd get the plain mean. You'll write it in lab 12, as `outer_step`.
@@ -508,7 +513,7 @@ pictures.draw_progress(table)
 table.print_price()
 
 # %% [markdown]
-# Compare at equal loss. To get as far as top-k or the mean every 16 steps, DDP sends about ten times as many bytes. In time, the mean every 16 steps leads: it takes half as long as DDP. Top-k saves only a sixth, and bfloat16 gets to top-k's loss sooner.
+# Compare at equal loss. DDP's loss is known after 0, 16, 32 and 48 steps, and we draw straight lines in between: its steps to the same loss are estimates. To get as far as top-k or the mean every 16 steps, DDP sends about ten times as many bytes. In time, the mean every 16 steps leads: it takes half as long as DDP. Top-k saves only a sixth, and bfloat16 gets to top-k's loss sooner.
 
 # %% [markdown]
 # All this is of 48 steps: error feedback has hardly begun to pay, and DiLoCo has made three outer steps.
@@ -572,11 +577,10 @@ chapter_12.print_decisions(fastest, candidates, computing_ms)
 best.measured(fastest(candidates, 10, False))
 
 # %%
-names = "DDP", "bfloat16", "PowerSGD, rank 4", "every 16 steps"
-pictures.draw_decision(candidates, names, computing_ms, my_fastest)
+pictures.draw_decision(candidates, list(candidates), computing_ms, my_fastest)
 
 # %% [markdown]
-# With 0.5 ms, fewer bytes hardly help: our ring of 64 pays 126 latencies of 10 µs, whatever it carries, and PowerSGD runs three rings. So talking **less often** wins. But that's the ring. Halving (chapter 06) pays 12 latencies. Here's the decision again, by its formula:
+# With overlap, DDP and bfloat16 hide all their messages from 3 ms on and are equally fast: our function names DDP because it comes first in `candidates`. With 0.5 ms, fewer bytes hardly help: our ring of 64 pays 126 latencies of 10 µs, whatever it carries, and PowerSGD runs three rings. So talking **less often** wins. But that's the ring. Halving (chapter 06) pays 12 latencies. Here's the decision again, by its formula:
 
 # %%
 by_halving = table.candidates("25 Gbit/s", 64, without=left_out, algorithm="halving")
