@@ -31,7 +31,7 @@ from course_utils.launcher.deadlines import slowness
 from course_utils.network.trace import Trace
 from course_utils.pictures.style import KINDS, plain_style, rank_style, show
 
-ROUNDING = 1e-6  # of a weight in single precision; a larger difference is a different model
+ROUNDING = 1e-6  # of a weight in single precision, a rule of thumb
 SHOWN_DIGITS = 16
 MISTAKES = ("one sampler for all", "no broadcast", "no division", "one rank's loss")
 
@@ -235,7 +235,7 @@ def distances(curves: Mapping[str, Sequence[float]]) -> Figure:
         axes.plot(curve, **plain_style(number), markevery=2, clip_on=False)
         axes.text(20.5, curve[-1], label, va="center")
     axes.axhline(ROUNDING, color="#777777", linewidth=0.8)
-    axes.text(20.5, ROUNDING, "above: more than rounding", color="#555555", va="center")
+    axes.text(20.5, ROUNDING, "rounding usually stays below", color="#555555", va="center")
     axes.set_yscale("symlog", linthresh=1e-9)
     axes.set(ylim=(-3e-10, 1e-2), xlim=(-0.5, 20), xticks=range(0, 21, 5))
     axes.set(xlabel="step", ylabel="largest difference of a weight")
@@ -244,7 +244,7 @@ def distances(curves: Mapping[str, Sequence[float]]) -> Figure:
 
 
 def difference_bars(differences: Mapping[str, float], compared_with: str) -> Figure:
-    """A bar for each difference of weights, with the line above which it is more than rounding."""
+    """A bar for each difference of weights, with the line below which rounding usually stays."""
     figure, axes = plt.subplots(figsize=(8, 0.45 * len(differences) + 0.8))
     names = list(differences)
     for place, name in enumerate(names):
@@ -255,7 +255,7 @@ def difference_bars(differences: Mapping[str, float], compared_with: str) -> Fig
     axes.set_xscale("symlog", linthresh=1e-9)
     axes.set(xlim=(0, 1), ylim=(len(names) - 0.5, -0.5), yticks=range(len(names)))
     axes.set_yticklabels(names)
-    axes.set_xlabel(f"largest difference of a weight from {compared_with} (line: rounding)")
+    axes.set_xlabel(f"largest difference of a weight from {compared_with} (line: 1e-6)")
     axes.spines[["top", "right"]].set_visible(False)
     return figure
 
@@ -306,7 +306,7 @@ def mistakes(runs: Mapping[str, Any], alone: torch.Tensor) -> Figure:
     run, axis = runs[MISTAKES[3]], panels[1, 1]
     axis.plot(range(1, 9), run[0]["printed"], label="printed by rank 0", **plain_style(0))
     axis.plot(range(1, 9), loss_of_all(run), label="of all 32 digits", **plain_style(1))
-    axis.set(title=MISTAKES[3], ylabel="cross-entropy (nats)")
+    axis.set(title=MISTAKES[3], ylabel="loss (cross-entropy)")
     axis.legend(frameon=False, fontsize=9)
     panels[1, 0].legend(frameon=False, fontsize=9, loc="center right")
     for axis in panels[1]:
@@ -340,7 +340,7 @@ def resumed(undisturbed: Any, stopped: Any, continued: Any, first_step: int) -> 
         losses = loss_of_all(run)
         axes.plot(range(start, start + len(losses)), losses, label=label, **style)
     axes.axvline(first_step - 0.5, color="#555555", linewidth=0.8)
-    axes.set(xlabel="step", ylabel="cross-entropy (nats), mean of both ranks", yscale="log")
+    axes.set(xlabel="step", ylabel="loss (cross-entropy), mean of both ranks", yscale="log")
     axes.legend(frameon=False)
     return figure
 

@@ -26,6 +26,7 @@ from course_utils.launcher.language import N_
 Weights = dict[str, torch.Tensor]
 _MOST_RANKS = 4  # that the six lines are tried on
 DIGITS = 48  # divisible by every world size that is tried
+PARTS = ("model", "optimizer", "epoch")  # of a checkpoint, as the lesson asks for them
 SLOW_SAVE_S = 0.2  # long enough for a rank that doesn't wait to look for the file too early
 
 
@@ -369,6 +370,7 @@ def stopping(save: Callable[..., None], load: Callable[..., int]) -> Callable[..
         dist.barrier()
         outcome["the old file was replaced, not overwritten"] = _identity(path) != first_file
         outcome["files"] = sorted(entry.name for entry in path.parent.iterdir())
+        outcome["parts in the file"] = _parts_in(path)
         model, optimizer = _wrapped(networks[1])
         outcome["load() returned"] = load(path, model, optimizer)
         _steps(model, optimizer, batches[4:])
@@ -419,6 +421,12 @@ def _sum_over_ranks(number: int) -> int:
     return int(total)
 
 
+def _parts_in(path: Path) -> list[str]:
+    """Which of the parts that were asked for are in the file; what else it holds doesn't matter."""
+    saved = torch.load(path) if path.exists() else {}
+    return [part for part in PARTS if isinstance(saved, dict) and part in saved]
+
+
 def _identity(path: Path) -> int | None:
     """Which file lies there: a file that is overwritten keeps its number, a new one has its own."""
     return path.stat().st_ino if path.exists() else None
@@ -440,6 +448,7 @@ def _stopping_spec(
         "ranks that wrote": 1,
         "the old file was replaced, not overwritten": True,
         "files": ["checkpoint.pt"],
+        "parts in the file": list(PARTS),
         "load() returned": 2,
         "weights": dict(network.state_dict()),
     }

@@ -125,7 +125,7 @@ results = launch(seeded, train_alone, world_size=2)
 # ### Write the six lines
 #
 # **Write** (12 minutes) the same loop, distributed. Each rank is given a model with *different* weights. In the end, all ranks
-# should hold the weights that one process would get if it started from rank 0's weights and took the same global batches.
+# should hold the weights that one process would get if it started from rank 0's weights and took the same **global batches**. (The global batch of a step is all samples that the ranks read for it together; `global_batch` is their number.)
 # Shuffle in each epoch as `DistributedSampler` does (with seed 0). Return the network itself, without its wrapper.
 
 
@@ -233,10 +233,10 @@ results = launch(seeded, train_with_ddp, world_size=2)
 # %% [markdown]
 # Do the shards really cover the data, without overlap?
 #
-# **Predict.** There are 1,442 digits. How many of them does the sampler deal twice when there are four ranks?
+# **Predict.** There are 1,442 digits. How many of them does the sampler deal twice when there are five ranks?
 
 # %%
-dealt_twice = predict("digits that four ranks get twice", ...)
+dealt_twice = predict("digits that five ranks get twice", ...)
 
 
 # %% tags=["row-B8"]
@@ -244,7 +244,7 @@ def my_shard():
     return list(DistributedSampler(training))
 
 
-for world_size in (1, 2, 4):
+for world_size in (1, 2, 5):
     shards = launch(my_shard, world_size=world_size)
     dealt = Counter(digit for shard in shards for digit in shard)
     print(f"{world_size} rank(s): {len(shards[0])} digits each", end=", ")
@@ -253,8 +253,8 @@ show(chapter_04.last_digits(shards), "The last digits of each rank; a shaded one
 dealt_twice.measured(dealt.total() - len(dealt))
 
 # %% [markdown]
-# No digit is left out, and with two ranks none is dealt twice: 721 + 721 = 1,442. Four ranks would get 360.5
-# digits each, so the sampler deals two digits twice to give all ranks the same number. Part 8 shows why it insists on that.
+# No digit is left out, and with two ranks none is dealt twice: 721 + 721 = 1,442. Five ranks would get 288.4
+# digits each, so the sampler deals three digits twice to give all ranks the same number. Part 8 shows why it insists on that.
 
 # %% [markdown]
 # ### `device_ids`
@@ -357,6 +357,10 @@ show(chapter_04.distances(curves), "Three distances, step by step.")
 # its batch.
 
 # %% [markdown]
+# The line at 1e-6 is a rule of thumb. A float32 carries about seven decimal digits, so one rounding changes a number of size 1 by about 1e-7, and several of them add up. What lies below the line
+# can be rounding. What lies above it usually isn't, but part 4 shows an exception.
+
+# %% [markdown]
 # **Check yourself.** Would the proof also hold if one rank took 20 of the 32 digits and the other took 12?
 #
 # <details><summary>Answer</summary>
@@ -424,27 +428,30 @@ check(ddp_exercises.keeping_weights(finished_spread), **ddp_exercises.SPREAD)
 chapter_04.draw_spread(finished_spread)
 
 # %% [markdown]
-# Why does `finished_spread` ask for a `nan` separately? Here's what gloo's `MAX` and `MIN` find by themselves when one of three ranks has one:
+# Why does `finished_spread` ask for a `nan` separately? Here's what gloo's `MAX` and `MIN` find by themselves when one of three ranks has one, at one of three places:
 
 
 # %%
 def without_asking(rank_with_nan):
-    values = torch.ones(1000)
-    if dist.get_rank() == rank_with_nan:
-        values[500] = float("nan")
-    largest, smallest = values.clone(), values.clone()
-    dist.all_reduce(largest, dist.ReduceOp.MAX)
-    dist.all_reduce(smallest, dist.ReduceOp.MIN)
-    return (largest - smallest).max().item()
+    found = []
+    for place in (100, 500, 900):
+        values = torch.ones(1000)
+        if dist.get_rank() == rank_with_nan:
+            values[place] = float("nan")
+        largest, smallest = values.clone(), values.clone()
+        dist.all_reduce(largest, dist.ReduceOp.MAX)
+        dist.all_reduce(smallest, dist.ReduceOp.MIN)
+        found.append((largest - smallest).max().item())
+    return found
 
 
 for rank in range(3):
     # It's gloo's MAX and MIN that we ask about.
-    difference = launch(without_asking, rank, world_size=3, backend="gloo")[0]
-    print(f"rank {rank} has a nan: MAX - MIN is {difference}")
+    found = launch(without_asking, rank, world_size=3, backend="gloo")[0]
+    print(f"rank {rank} has a nan at place 100, 500, 900: MAX - MIN is {found}")
 
 # %% [markdown]
-# A difference of 0 would have told you that all is well. For a `nan`, `<` and `>` are always false, so whether `MAX` and `MIN` keep it or lose it depends on which rank has it.
+# A difference of 0 would have told you that all is well. For a `nan`, `<` and `>` are always false, so whether `MAX` and `MIN` keep it or lose it depends on which rank has it, and where.
 # `finished_spread` is a good check for your own training: call it on `weights(model)` once an epoch, on
 # all ranks, and stop unless the result is 0. The call costs two `all_reduce`s of the model's size, and one of a single number.
 
@@ -465,6 +472,9 @@ plot_timeline(trace, "The same calls of both ranks, in time.")
 # There's nothing in `optimizer.step()`: **weights are never synchronised after a batch.** They *start* equal, because DDP's constructor
 # broadcasts rank 0's weights: 4 bytes × 203,530 = 814,120. They *stay* equal, because every `backward()` replaces each rank's gradient with the
 # average, and equal weights minus equal gradients are equal.
+
+# %% [markdown]
+# Read the picture's collectives from left to right: first the constructor's three calls, then step 1's `all_reduce`, two small broadcasts and step 2's `all_reduce`, and last that of step 3.
 
 # %% [markdown]
 # And the small messages? Before that broadcast, the ranks compare how many parameters they have (8 bytes), and which shapes and strides these have (96).
@@ -510,8 +520,9 @@ def watch(steps=2):
 
 # %%
 diary = launch(watch)[0]
-for line in " ".join(diary).replace(" bucket", "\n  -> bucket").split("backward ")[1:]:
-    print("backward:", line.strip())
+text = " ".join(diary).replace(" bucket", "\n  -> bucket").replace("bytes ", "bytes\n          ")
+for backward in text.split("backward ")[1:]:
+    print("backward:", backward.strip())
 second_backward = diary[diary.index("backward", 1) + 1 :]
 show(chapter_04.buckets(second_backward), "When each bucket leaves.")
 
@@ -578,7 +589,7 @@ for name, make_optimizer in {"SGD": sgd, "Adam": torch.optim.Adam}.items():
         print(f"{name}, averaged {averaged}:", format_difference((result - ddp).abs().max()))
 show(
     chapter_04.difference_bars(differences, "DDP"),
-    "A bar that crosses the line is more than rounding.",
+    "The line, at 1e-6, is a rule of thumb: rounding usually stays below it.",
 )
 agrees = tuple(difference < 1e-6 for name, difference in differences.items() if "weights" in name)
 verdicts = {(True, False): "SGD", (False, True): "Adam", (True, True): "both"}
@@ -658,7 +669,8 @@ unseen.measured(int(equal_ranks))
 # with **one process**, not only between ranks.
 
 # %% [markdown]
-# The last mistake leaves the weights alone and misleads you: the curve you're judging by belongs to one rank.
+# The last mistake leaves the weights alone and misleads you: the curve you're judging by belongs to one rank. (In the other runs rank 0 prints the mean of both ranks' losses. The last
+# column says how far the loss it prints in step 8 is from that mean.)
 
 # %% [markdown]
 # **Check yourself.** Summed gradients trained your model better than averaged ones. What have you found?
@@ -690,7 +702,8 @@ def small_gpt(dtype):
 
 
 # %% [markdown]
-# The loop is the one you know, with AdamW, and with a limit on the norm of the gradient (**clipping**).
+# The loop is the one you know, with AdamW (Adam with a weight decay that shrinks the weights directly), and with a limit on the norm of the gradient (**clipping**). `cross_entropy` wants the
+# characters' scores in the second dimension, and the model returns them in the last one, so `.mT` swaps the two.
 
 
 # %%
@@ -736,7 +749,7 @@ show(
 # With one seed, both ranks draw the same 8 windows, and the average of two equal gradients is that gradient. **Two ranks learn, to the last bit, what one process learns from half of the data.** The ranks agree and the loss falls, so nothing looks wrong. The cure is `seed + rank`.
 
 # %% [markdown]
-# With two seeds, the ranks learn what one process learns from all 16 windows. But the last bar crosses the line. Is it still rounding? With Adam, rounding weighs more than with SGD,
+# With two seeds, the ranks should learn what one process learns from all 16 windows. But the last bar crosses the line. Is it a mistake, or still rounding? With Adam, rounding weighs more than with SGD,
 # because Adam divides small gradients by small numbers. Here's a test. In double precision, a difference that comes from rounding nearly
 # vanishes, but one that comes from a mistake stays.
 
@@ -747,7 +760,7 @@ difference = (two_double - single_double).abs().max().item()
 print("in double precision, 2 ranks to one process:", format_difference(difference))
 
 # %% [markdown]
-# It was rounding. Note that the loop clips after `backward`, when DDP has already averaged the gradients. So all ranks find the same norm, and
+# It was rounding: with two seeds, the ranks do learn from all 16 windows. Note that the loop clips after `backward`, when DDP has already averaged the gradients. So all ranks find the same norm, and
 # clipping needs no message.
 
 # %% [markdown]
@@ -785,8 +798,8 @@ def save_all(path, network, optimizer, step):
 
 
 # %% [markdown]
-# **One** rank writes, since all have the same parameters. (Each rank's batch normalisation updates its own running statistics, but at the start of every forward DDP
-# replaces them with rank 0's.) But each rank has its own random generator, for dropout, so rank 0 gathers their states first.
+# **One** rank writes, since all have the same parameters. (Each rank's batch normalisation updates its own running statistics, but at the start of every forward of this loop DDP
+# replaces them with rank 0's.) But each rank has its own random generator, for dropout. So `all_gather_object` collects the states first; it's an `all_gather` of any Python objects.
 
 # %% [markdown]
 # **All** ranks read:
@@ -801,26 +814,27 @@ def load_all(saved):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
     if "optimizer" in saved:
         optimizer.load_state_dict(saved["optimizer"])
+    if "generators" in saved:
+        torch.set_rng_state(saved["generators"][dist.get_rank()])
     return network, model, optimizer
 
 
 # %% [markdown]
 # Then the ranks go on from where the file says. A `DataLoader` can't start in the middle of an epoch
 # ([torchdata's](https://github.com/meta-pytorch/data/tree/main/torchdata/stateful_dataloader) can), so `batches_from` skips what has been
-# read already. A `DataLoader` draws from the random generator when an iteration starts, so the generator's state is restored after that.
+# read already. A `DataLoader` draws a random number whenever an iteration starts, and a run that resumes in the middle of an epoch
+# starts one more than the undisturbed run. So here it has a generator of its own, and leaves dropout's alone.
 
 
 # %%
-def batches_from(step, saved):
-    sampler = DistributedSampler(training)
-    loader = DataLoader(training, 64 // dist.get_world_size(), sampler=sampler)
+def batches_from(step):
+    sampler, its_own = DistributedSampler(training), torch.Generator()
+    local_batch = 64 // dist.get_world_size()
+    loader = DataLoader(training, local_batch, sampler=sampler, generator=its_own)
     while True:
         epoch, done = divmod(step, len(loader))
         sampler.set_epoch(epoch)
-        batches = islice(iter(loader), done, None)
-        if "generators" in saved:
-            torch.set_rng_state(saved.pop("generators")[dist.get_rank()])
-        for batch in batches:
+        for batch in islice(loader, done, None):
             yield batch
             step += 1
 
@@ -832,7 +846,7 @@ def train_on(path, steps, forget=None):
     saved.pop(forget, None)
     network, model, optimizer = load_all(saved)
     position, losses = saved.get("position", 0), []
-    for images, labels in islice(batches_from(position, saved), steps):
+    for images, labels in islice(batches_from(position), steps):
         loss = cross_entropy(model(images), labels)
         optimizer.zero_grad()
         loss.backward()
@@ -849,7 +863,7 @@ def train_on(path, steps, forget=None):
 # %% tags=["row-B5"]
 folder = tempfile.TemporaryDirectory()
 undisturbed_path, path = Path(folder.name, "undisturbed.pt"), Path(folder.name, "stopped.pt")
-# Equal bit for bit: a CPU's convolution is, and a GPU's may add in a new order each time.
+# On CPUs: a GPU's convolution may add in a new order each time.
 undisturbed = launch(train_on, undisturbed_path, 34, backend="gloo")
 stopped = launch(train_on, path, 30, backend="gloo")
 checkpoint = path.read_bytes()
@@ -1163,7 +1177,8 @@ check(ddp_exercises.over_an_epoch(train_epoch), **ddp_exercises.EPOCH)
 # ### Step 3: stop and go on
 #
 # **Write** (8 minutes) `save` and `load`. One rank writes, with `torch.save`. If it's killed while it writes, the old file stays as it was. And no rank goes on before the file is
-# there. `load` fills model and optimiser, and returns the epoch that was saved, or 0 without a file. `path` is a `Path`.
+# there. `load` fills model and optimiser, and returns the epoch that was saved, or 0 without a file. `path` is a `Path`, and `model` is a DDP.
+# The file holds a dictionary with the parts `"model"`, `"optimizer"` and `"epoch"`.
 
 
 # %%
@@ -1190,7 +1205,7 @@ check(ddp_exercises.stopping(save, load), **ddp_exercises.STOPPING)
 # %% [markdown]
 # ### Put together
 #
-# [train_ddp.py](train_ddp.py) is our script: about 100 lines, with this chapter's network and sampler. Begin at its end, with `train`, and read upwards. To use a data set of your own, change the line that imports `digits`. Below, your
+# [train_ddp.py](train_ddp.py) is our script: about 100 lines, with part 5's network and sampler. Begin at its end, with `train`, and read upwards. To use a data set of your own, change the line that imports `digits`. Below, your
 # functions take the place of the script's own. `torchrun` starts the result in two ranks, and `launch` runs the original.
 
 # %%
@@ -1203,7 +1218,7 @@ with tempfile.TemporaryDirectory() as folder_of_script:
 print(f"{same} of {tensors} tensors are the same, bit for bit")
 
 # %% [markdown]
-# So it makes no difference who starts the ranks. To keep your script, replace `script` with a path of your own. (As chapter 02 said,
+# So it makes no difference who starts the ranks. (The 16 tensors are the parameters and buffers of part 5's convnet. The line that begins with `[rank 0]` is the original's, under `launch`; what `torchrun`'s ranks print isn't shown.) To keep your script, replace `script` with a path of your own. (As chapter 02 said,
 # `torchrun` serves its store on all addresses of the machine, so use it where you trust the network.)
 
 # %% [markdown]

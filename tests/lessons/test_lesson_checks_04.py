@@ -544,6 +544,23 @@ def saves_the_next_epoch(path, model, optimizer, epoch):
     saves(path, model, optimizer, epoch + 1)
 
 
+def saves_under_different_names(path, model, optimizer, epoch):
+    if dist.get_rank() == 0:
+        parts = {"net": model.state_dict(), "sgd": optimizer.state_dict(), "done": epoch}
+        torch.save(parts, f"{path}.part")
+        os.replace(f"{path}.part", path)
+    dist.barrier()
+
+
+def loads_under_different_names(path, model, optimizer):
+    if not path.exists():
+        return 0
+    parts = torch.load(path)
+    model.load_state_dict(parts["net"])
+    optimizer.load_state_dict(parts["sgd"])
+    return parts["done"]
+
+
 def loads_on_rank_0_alone(path, model, optimizer):
     return loads(path, model, optimizer) if dist.get_rank() == 0 else 2 * path.exists()
 
@@ -557,6 +574,7 @@ WRONG_PAIRS = [
     (saves_by_every_rank, loads), (saves_over_the_old_file, loads), (saves_and_nobody_waits, loads),
     (saves_and_leaves_a_draft, loads), (saves_no_optimizer, loads), (saves_the_next_epoch, loads),
     (saves, loads_on_rank_0_alone), (saves, loads_and_forgets_the_optimizer),
+    (saves_under_different_names, loads_under_different_names),
 ]  # fmt: skip
 
 
@@ -610,6 +628,25 @@ def test_the_stubs_of_the_script_are_not_attempted(lesson):
         (ddp_exercises.stopping(lesson["save"], lesson["load"]), ddp_exercises.STOPPING),
     ]:
         assert check(answer, **options).state == "not attempted"
+
+
+def test_a_file_with_different_names_is_told_which_parts_are_wanted():
+    # `same_tensors` reads the part "model" of the file that the script writes.
+    pair = saves_under_different_names, loads_under_different_names
+    outcome = check(ddp_exercises.stopping(*pair), **ddp_exercises.STOPPING | labs.HUNG)
+    assert "parts in the file" in outcome.message, outcome
+
+
+@pytest.mark.parametrize("first", [23, 30], ids=["after an epoch", "in the middle of an epoch"])
+def test_a_run_in_two_pieces_is_the_undisturbed_run(first, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(labs.ROOT / "notebooks"))  # the lesson imports train_ddp
+    own = labs.definitions("04_ddp_training")
+    own["training"] = digits(True)  # an epoch has 23 steps
+    undisturbed = launch(own["train_on"], tmp_path / "undisturbed.pt", 34, backend="gloo")
+    launch(own["train_on"], tmp_path / "stopped.pt", first, backend="gloo")
+    continued = launch(own["train_on"], tmp_path / "stopped.pt", 34 - first, backend="gloo")
+    for whole, in_pieces in zip(undisturbed, continued, strict=True):
+        assert torch.equal(whole["weights"], in_pieces["weights"])
 
 
 def test_ways_are_timed_by_turns_and_none_is_always_the_first():
