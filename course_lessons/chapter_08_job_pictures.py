@@ -109,7 +109,7 @@ def draw_recorders(jobs: Jobs, faults: Sequence[str]) -> None:
         sentences.append(f"{fault}: {counts[0]} and {counts[1]} calls")
     caption = (
         "Calls of ranks 0 and 1 by number: g is the gradients' line, L the loss's, R that of right "
-        "answers. Orange: its partner is missing or differs."
+        "answers. Orange: its partner is missing (–) or differs."
     )
     show(figure, f"{caption} {'. '.join(sentences)}.", caption)
 
@@ -144,7 +144,7 @@ def _side_by_side(lists: Sequence[list[dict[str, Any]]]) -> dict[str, list[Box |
             if letters[rank]:
                 boxes.append(Box(letters[rank], fill))
             else:
-                boxes.append(Box("", edge="#555555", hatch="////"))
+                boxes.append(Box("–"))
     return rows
 
 
@@ -209,7 +209,7 @@ def _logged(rank: int, call: int, stuck_in: int, words: str, completed: int | No
         return Box(words, "white", color, "////")
     if call > stuck_in:
         return Box("not enqueued yet")
-    return Box("completed" if call == completed else "left behind", color + "44")
+    return Box("completed" if call == completed else "already past", color + "44")
 
 
 _SHADES = {

@@ -43,9 +43,10 @@ def draw_calls(hang: WorkerTimeout) -> None:
         for call, step in enumerate(re.findall(r"step (\d)", printed)):
             boxes.append(_made(rank, f"step {step}", bold=int(step) != call))
         if hang.waiting[rank].state == "returned":
-            boxes.append(Box("returned", edge=rank_style(rank)["color"], hatch="////"))
+            boxes.append(Box("returned", edge=rank_style(rank)["color"]))
         else:
-            boxes.append(Box(f"step {len(boxes)}\nwaits", edge=rank_style(rank)["color"]))
+            words = f"step {len(boxes)}\nwaits"
+            boxes.append(Box(words, edge=rank_style(rank)["color"], hatch="////"))
         rows[f"rank {rank}"] = boxes
     columns = [f"call {call + 1}" for call in range(5)]
     figure = box_figure(rows, columns, width=1.1)
@@ -420,18 +421,23 @@ def draw_deaths(error: WorkerError) -> None:
         rank, free_s = failure.rank, 0.0
         for event in error.trace.of_rank(rank):
             took_s = event.end_s - event.start_s
-            axes.barh(rank, took_s, 0.5, event.start_s - begun_s, **paint("wait"))
+            axes.barh(rank, took_s, 0.5, event.start_s - begun_s, **_in_a_call())
             free_s = event.end_s - begun_s
         out_s = failure.when - in_order[0].when + over_s - begun_s
         axes.barh(rank, out_s - free_s, 0.5, free_s, **paint("compute"))
         axes.plot(out_s, rank, "X", color="black", markersize=9)
         axes.text(out_s + 0.012, rank, failure.headline, va="center", fontsize=9)
     _bare(axes, range(2), xlabel="s since the first call (crosses: errors)", xlim=(0, None))
-    axes.set_xlim(0, 1.8 * axes.get_xlim()[1])
+    axes.set_xlim(0, 1.45 * axes.get_xlim()[1])  # room for the words
     words = ", then ".join(f"rank {failure.rank}'s {failure.headline}" for failure in in_order)
     colours = "Yellow: in a call; green: own code."
     caption = f"{colours} Whose error comes out first, and which of them is the cause?"
     show(figure, f"In the order of time: {words}. {colours}", caption)
+
+
+def _in_a_call() -> dict[str, str]:
+    """How a call that has ended looks: not hatched, which in this chapter says that it did not."""
+    return paint("wait") | {"hatch": ""}
 
 
 def draw_memory(asked_bytes: Mapping[int, int], death: WorkerError, spare_bytes: int) -> None:
@@ -445,9 +451,10 @@ def draw_memory(asked_bytes: Mapping[int, int], death: WorkerError, spare_bytes:
     refused = int(re.search(r"allocate (\d+) bytes", death.failures[0].headline)[1])
     figure, axes = plt.subplots(figsize=(9, 1.6), layout="constrained")
     for row, size_bytes in enumerate(asked_bytes.values()):
-        style = paint("wait") if size_bytes == refused else paint("compute")
+        is_refused = size_bytes == refused
+        style = {"fc": _ORANGE, "ec": _ORANGE} if is_refused else paint("compute")
         axes.barh(row, size_bytes / _MIB, 0.6, **style)
-        words = f"{size_bytes / _MIB:.0f} MiB, {'refused' if size_bytes == refused else 'granted'}"
+        words = f"{size_bytes / _MIB:.0f} MiB, {'refused' if is_refused else 'granted'}"
         axes.text(size_bytes / _MIB + 10, row, words, va="center", fontsize=9)
     axes.axvline(spare_bytes / _MIB, color="black", linestyle="--", linewidth=1)
     names = [f"batch of {batch}" for batch in asked_bytes]

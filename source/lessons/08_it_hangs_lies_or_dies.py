@@ -181,12 +181,23 @@ def evaluate_on_one(cured):
 
 
 error = hang_of(evaluate_on_one, False)
-print(error.parts[-1])
+print(*error.parts[1:], sep="\n\n")
 plot_calls(error)
 
 # %% [markdown]
-# **Both** ranks wait, each in a different call. DDP's forward sends rank 0's buffers, here of the batch norm, to everyone. Rank 1 doesn't evaluate, so what answers rank 0's evaluation is rank 1's next training
-# step. The picture begins with #8, the call in which the ranks part.
+# **Both** ranks wait, each in a different call: rank 0 in DDP's forward, rank 1 in its backward. The picture begins with #8, the call in which the ranks part. It *differs in mode*: one rank evaluates, and the other trains. The sign ≠ marks two
+# calls that came from different lines, or are of different kinds.
+
+# %% [markdown]
+# Rank 1 doesn't evaluate, so what answers rank 0's evaluation in line 9 is rank 1's next training step in line 5. The sizes tell what is sent:
+#
+# | call | what it is |
+# | --- | --- |
+# | #8, #9 | DDP's ranks agree on its [buckets](https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/reducer.cpp), once, after the first backward: their number and the order of the 4 parameters (5 numbers), then the size of the only bucket |
+# | #10, #11 | rank 0's buffers, here of the batch norm, go to everyone: 3 means and 3 variances, then a count of batches |
+# | #12 | on rank 0 the same buffers for its next training step; on rank 1 the 18 gradients |
+#
+# Up to #11 each call found one that fits. #12 has two that don't, so rank 1 waits there. Rank 0 waits as well: DDP [starts both broadcasts](https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/comm.cpp) of its buffers, #12 and #13, before it waits for either. The picture has *waits here* at the last of them only.
 
 # %% [markdown]
 # `uneven` has three batches on rank 0 and two on rank 1, as in chapters 04 and 07.
@@ -205,7 +216,7 @@ print(error.parts[-1])
 plot_calls(error)
 
 # %% [markdown]
-# Here rank 1 has simply done all its work. Now the cures: `model.module` is the network without DDP's wrapper, so it sends nothing. `Join` lets rank 1 answer the others until all are done. (Chapter 07 says what it divides by.)
+# Here rank 1 has simply done all its work, and rank 0 waits for both broadcasts of its buffers, #13 and #14. Now the cures: `model.module` is the network without DDP's wrapper, so it sends nothing. `Join` lets rank 1 answer the others until all are done. (Chapter 07 says what it divides by.)
 
 # %%
 for task in (evaluate_on_one, uneven):
@@ -282,6 +293,9 @@ check(in_a_roll_call(who_is_missing_done), **chapter_08.ROLL_CALL)
 pictures.draw_roll_call(who_is_missing_done)
 
 # %% [markdown]
+# In a training of your own, `torch.distributed.distributed_c10d._get_default_store()` returns the store by which the ranks met. (Torch 2.15 has no public name for it.) Give your notes a corner of their own there: `dist.PrefixStore("roll call", store)`.
+
+# %% [markdown]
 # A roll call tells you who is absent, but not why. You choose how long it waits. A collective waits for the group's timeout instead, which is [thirty minutes with gloo](https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.init_process_group).
 
 # %% [markdown]
@@ -313,6 +327,8 @@ for name, naps_s in {"slow": {2: 1.0}, "hung": {3: 600.0}}.items():
     print(f"{name}: {errors[name].parts[-1]}")
 
 # %% [markdown]
+# The report's advice for `hung` suits calls that are missing in the code. Here the code is right, and rank 2 never came to its call. The report can't tell these two apart.
+#
 # The report looks at the silence at the end. In `slow` this silence was shorter than an earlier one that *did* end, so perhaps nothing hangs. In `hung` there was no earlier silence as long. You can do the
 # same by eye: with `trace=True`, the error carries the recording. Look for the rank that waits least.
 
@@ -468,7 +484,7 @@ pictures.draw_symptoms(of_3_4, sent, death)
 # So the symptom does not tell the cause. Gloo does not compare shapes. It looks at the bytes of each message: if there are more than the place has room for, it aborts; if there are fewer, it takes them and is content, as the broadcast shows.
 
 # %% [markdown]
-# `all_reduce` cuts its tensor into pieces for several messages, so the sizes decide what happens. With 3 and 4 numbers, rank 1 waited for a message that never came.
+# Gloo's `all_reduce` cuts its tensor into pieces for several messages ([in its source](https://github.com/pytorch/gloo/blob/main/gloo/allreduce.cc)), so the sizes decide what happens. With 3 and 4 numbers, rank 1 waited for a message that never came.
 # Where shapes may differ, agree on them first: pad each tensor to the largest size, which one `all_reduce` with `MAX` finds.
 
 
@@ -494,12 +510,15 @@ for sizes in ((3, 4), (4, 6)):
 # </details>
 
 # %% [markdown]
+# *This is the end of the first sitting.*
+
+# %% [markdown]
 # ## 6 · It dies
 #
 # ### The logs, before any report
 #
 # Four ranks ran under `torchrun`, and the job is dead. All you have is what each rank wrote to its `stderr.log`, and its exit code. Here are the last three lines of each, of
-# a real job that was recorded. One rank met a bad label.
+# a real job that was recorded. Rank 0 wrote none.
 
 # %%
 logs, exit_codes = chapter_08.raw_logs("a label")
@@ -542,7 +561,7 @@ def suspects(logs, exit_codes):
 # Ask three questions, one after the other, and stop at the first that has an answer. Who has an error that is no echo?
 # </details>
 # <details><summary>Hint 2: the approach</summary>
-# If there is no such error: who was ended by a signal that did not come from <code>torchrun</code>? And if nobody was: who is silent while others complain?
+# If there is no such error: who was ended by a signal that did not come from <code>torchrun</code>? And if nobody was: who is silent while others complain? A rank complains if its last words are an error, be it an echo or not.
 # </details>
 # <details><summary>Hint 3: the code</summary>
 # A rank's last words are <code>log.rpartition("\n")[2]</code>. An echo has <code>by peer</code> or <code>Timed out</code> in them. A foreign signal is <code>code &lt; 0 and code != -15</code>.
@@ -588,7 +607,7 @@ pictures.draw_suspects(suspects_done)
 # %% [markdown]
 # ### Why the clock misleads
 #
-# Could we simply have taken the first error? Rank 1 below cleans up after itself. It leaves the group and closes its files, and only then does its error come out.
+# Could we simply have taken the first error? Rank 1 below cleans up after itself. First it closes its connections, by leaving the group. Then it closes its files. Only then does its error come out.
 
 
 # %%
@@ -803,7 +822,8 @@ jobs.finish(first.values())
 #
 # Now you are called. Each rank has a `stderr.log`. Part 6 said how to read it: leave out echoes, and see what is left.
 #
-# **Predict.** At its end `torchrun` names a root cause. In how many of the six failures can you be sure that it is right?
+# **Predict.** When a rank fails, `torchrun` names a root cause at its end. In how many of the six failures can you be sure that it names rank 1? Two of the six jobs don't fail at all, the swapped calls and the straggler. They count among the six, and for them it names nobody. If it depends on luck
+# whom it names, you can't be sure.
 
 # %%
 by_root_cause = predict("of six failures, torchrun's root cause is sure to be right in", ...)
@@ -816,7 +836,9 @@ def from_logs(fault):
     lines = "\n".join(jobs.logs(fault, "stderr.log")).splitlines()
     errors = [line for line in lines if re.match(r"\[rank\d\]: \w*Error", line)]
     without_echoes = [line for line in errors if not ECHO.search(line)]
-    return without_echoes[0] if without_echoes else "only echoes" * bool(errors)
+    if without_echoes:
+        return without_echoes[0]
+    return "only echoes" if errors else ""
 
 
 # %% jupyter={"source_hidden": true}
@@ -846,7 +868,9 @@ def from_error_files(fault):
     without_echoes = [
         f"rank {rank}: {text}" for rank, text in enumerate(texts) if text and not ECHO.search(text)
     ]
-    return without_echoes[0] if without_echoes else "only echoes" * any(texts)
+    if without_echoes:
+        return without_echoes[0]
+    return "only echoes" if any(texts) else ""
 
 
 ask("error files", from_error_files)
@@ -857,10 +881,15 @@ def from_torchrun(fault):
     table = (jobs.folder_of(fault) / "torchrun.txt").read_text()
     codes = re.findall(r"rank +: (\d).*?exitcode +: (-?\d+)", table, re.S)
     killed = [rank for rank, code in codes if code == "-9"]
-    return f"rank {killed[0]} died of SIGKILL" if killed else "failed" * bool(codes)
+    if killed:
+        return f"rank {killed[0]} died of SIGKILL"
+    return "failed" if codes else ""
 
 
 ask("exit codes", from_torchrun)
+
+# %% [markdown]
+# The table always accuses one rank. But in some jobs it may be the other one next time, as you will see in the picture. For these jobs the next cell prints a sentence of ours, *rank 0 or rank 1, whichever way the second falls*, and not what `torchrun` said this time.
 
 
 # %%
@@ -947,7 +976,7 @@ ask("flight recorder", from_recorder)
 job_pictures.draw_recorders(jobs, FAULTS)
 
 # %% [markdown]
-# The recorder shows something about all six failures. Even the swapped calls show, by their lines. The command `torchfrtrace` does such a comparison for you, but it does not look at lines, and wants a file of every rank. In torch 2.15 it also stops with a `KeyError` at what gloo
+# The recorder shows something about all six failures. Even the swapped calls show, by their lines. The command `torchfrtrace` does such a comparison for you, but it does not look at lines, and wants a file of every rank. (With `--allow-incomplete-ranks` it goes on without one, but then says of each such call that it cannot decide.) In torch 2.15 it also stops with a `KeyError` at what gloo
 # recorded, because the group has two names there; the folded cell gives it one.
 
 # %% jupyter={"source_hidden": true}
