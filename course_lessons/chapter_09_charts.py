@@ -293,6 +293,8 @@ def _draw_job(lives: Sequence[_Life], vague: bool = False) -> None:
         axes.plot(life.end, row, "o" if life.is_good else "X", color=ink, ms=9)
         axes.text(life.end + 0.5, row, life.ending, va="center", fontsize=9, color=ink)
         begin = f"about {life.begin}" if vague and row else str(life.begin)
+        if vague and row:
+            axes.text(life.begin - 0.3, row, begin, ha="right", va="center", fontsize=9)
         sentences.append(f"life {row}, {life.crew}, step {begin} to {life.end}: {life.ending}")
     names = [f"life {row}" for row in range(len(lives))]
     bare(axes, yticks=range(len(names)), yticklabels=names, xlim=(0, 29))

@@ -120,7 +120,7 @@ def draw_doors(hosts: Any, left: str) -> None:
     _arrow(axes, (4.7, 1.1), (1.35, 0.68), GOOD, bent=0.12)
     _words(axes, 2.95, 0.52, "they meet", color=GOOD)
     text = f"Both ranks reach the store on host 0. There each leaves {left}, so each then knocks"
-    caption = "Green: both ranks reach the store. Red: where each looks for the other one then."
+    caption = "Green: both ranks reach the store. Orange: where each looks for the other one then."
     text += " at its own host, and no arrow of tensors crosses the cable."
     show(figure, text, caption)
 

@@ -174,12 +174,12 @@ chapter_09_charts.draw_screens(outputs)
 
 # %% [markdown]
 # Two scripts that share an address became one training. The article's figure is each rank's mean over **its own** half of the data. So both hosts miss the
-# mean, in opposite directions, and whoever reads one screen sees half of the truth. The cure is to add up sums and counts over all ranks and to divide last: then both print 2.159.
+# mean, in opposite directions and by the same amount (up to rounding), and whoever reads one screen sees half of the truth. The cure is to add up sums and counts over all ranks and to divide last. Then both print the same, 2.159 in epoch 0.
 
 # %% [markdown]
 # ### The address that leads nowhere
 #
-# We kept something from you: `two_hosts` sets `GLOO_SOCKET_IFNAME` in the environment of its programs, to the interface of the cable. On a cluster an administrator does that, or nobody does. In the next run nobody does. **Predict:** which address does a rank leave in the store, so that the others find it?
+# We kept something from you: `two_hosts` sets `GLOO_SOCKET_IFNAME` in the environment of its programs, to the interface of the cable. On a cluster an administrator does that, or nobody does. In the next run nobody does. **Predict:** which address does a rank leave in the store, so that the others find it? (Four numbers with dots between them.)
 
 # %%
 left = predict("the address that a rank leaves for the others", ...)
@@ -222,7 +222,7 @@ with two_hosts(disk.name) as hosts:
 # ## 3 · Who else can come in?
 #
 # With `tcp://`, rank 0 opens the store in which the ranks find each other. As the article says, this store listens on 0.0.0.0, which means **all** addresses of its host. Who can reach it?
-# Host 0 opens two stores: the usual one, and one on a socket that is **bound** to the address on the cable. Both hold a learning rate.
+# Host 0 opens two stores: the usual one, and one on a socket that is **bound** to the address on the cable. (`detach` hands over the open socket by its number, the file descriptor, and `master_listen_fd` gives that to the store.) Both hold a learning rate.
 
 
 # %%
@@ -464,7 +464,8 @@ def start_agents(hosts, command):
     return agents
 
 
-QUICK = "last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=5"  # seconds, for part 6
+# For part 6: two times in seconds, and how many signs of life may be missed.
+QUICK = "last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=5"
 
 # %% [markdown]
 # **Predict.** An epoch has 12 steps. Rank 1 dies in step 28. How many steps will have been noted in the end, 48 or more?
@@ -484,7 +485,7 @@ steps.measured(len(noted))
 chapter_09_pictures.draw_agents(agents, noted)
 
 # %% [markdown]
-# *exitcode: −9*: a signal ended the rank, number 9, SIGKILL. *local_rank: 0*: the card, not the rank. That line is on **host 1's** screen. Host 0's screen shows at most rank 0's traceback, about a connection that was reset by its peer, and that is only an echo. So on a cluster, look for the agent that reports a signal.
+# *exitcode: −9*: a signal ended the rank, number 9, SIGKILL. *local_rank: 0*: the card, not the rank. That line is on **host 1's** screen. Host 0's screen, which we don't print, shows at most rank 0's traceback, about a connection that was reset by its peer, and that is only an echo. So on a cluster, look for the agent that reports a signal.
 
 # %% [markdown]
 # 52 steps, and we did nothing to restart it. The agents met again and started two new ranks, which found the checkpoint of step 24. So the steps 24 to 27 were done twice.
@@ -570,7 +571,7 @@ print("equal to the last bit:", alone == control[24:])
 chapter_09_charts.draw_apart(control, noted, alone_from=28)
 
 # %% [markdown]
-# The losses agree to six digits and no further, because one rank
+# Some losses are equal to the last bit, the others differ by less than a millionth, because one rank
 # adds 128 numbers in a different order from two ranks, which add 64 each. That's a continuation only because the *global* batch stayed the same. If each rank always took 64 samples, whatever the number of ranks, it would be a different training from here on.
 
 # %% [markdown]
@@ -583,7 +584,7 @@ chapter_09_charts.draw_apart(control, noted, alone_from=28)
 # One host was special: the rendezvous' store is on host 0. Here the ranks only wait, and the power of **host 0** is cut. **Predict:** does host 1 go on alone?
 
 # %%
-goes_on = predict("host 1 goes on without the host of the rendezvous", ...)
+goes_on = predict("host 1 goes on without the host of the rendezvous", ..., choices=(True, False))
 
 
 # %%
@@ -624,7 +625,7 @@ chapter_09_pictures.draw_agents(agents, cut={0: cut_s})
 # ([section 3.3.4 of its report](https://arxiv.org/abs/2407.21783)). So how often should a job save?
 
 # %% [markdown]
-# Take a job that fails every four hours on average, at random. A save takes five minutes, and a restart ten. What counts is **goodput**: the share of its time in which the job does work that isn't lost.
+# Take a job that fails every four hours on average, at random. A save takes five minutes, and a restart ten. What counts is **goodput**: the share of its time in which the job does work that isn't lost. **Predict:** of 10, 25, 50, 100 and 200 minutes between two saves, which gives the most?
 
 # %%
 best_min = predict("of 10, 25, 50, 100 and 200 minutes between saves, the best is", ...)
@@ -788,7 +789,7 @@ for sick in [None, (1, "slow"), (2, "wrong")]:
 chapter_09_charts.draw_health(checks)
 
 # %% [markdown]
-# On GPUs the same idea has ready tools: [`dcgmi diag`](https://docs.nvidia.com/datacenter/dcgm/latest/user-guide/dcgm-diagnostics.html) tests the cards of a node, and [nccl-tests](https://github.com/NVIDIA/nccl-tests) the paths between them. A scheduler can run them before each job and put an unfit node aside.
+# `unfit` calls a rank slow that needs a whole second more than the usual time. That's generous, because on one computer all ranks share the cores. On a cluster compare by a factor. And on GPUs the same idea has ready tools: [`dcgmi diag`](https://docs.nvidia.com/datacenter/dcgm/latest/user-guide/dcgm-diagnostics.html) tests the cards of a node, and [nccl-tests](https://github.com/NVIDIA/nccl-tests) the paths between them. A scheduler can run them before each job and put an unfit node aside.
 
 # %% [markdown]
 # ## 7 · A slow cable
@@ -857,10 +858,10 @@ chapter_09_charts.draw_cable(sizes, predicted_ms, measured_ms)
 
 # %% [markdown]
 # Part of the
-# rest was counted by the cable itself: host 0 has sent more bytes than the 22 MB of its tensors (each size three times, and one megabyte to open the connections), since packets have headers and are acknowledged.
+# rest was counted by the cable itself: host 0 has sent more bytes than the 22 MB of its tensors (each size three times, and one megabyte to open the connections: 3 × (1 + 2 + 4) + 1, the `22e6` of the cell), since packets have headers and are acknowledged.
 
 # %% [markdown]
-# At this speed bytes decide, and they can be counted, which is why this course argues with replays. What a latency costs cannot be seen here: a message of a megabyte takes 80 ms and more, over a thousand latencies.
+# At this speed bytes decide, and they can be counted, which is why this course argues with replays. What a latency costs cannot be seen here: in the recording the smallest message has half a megabyte and takes 40 ms, 800 times the latency.
 
 # %% [markdown]
 # *This is the end of the first sitting.*
@@ -925,7 +926,7 @@ for world_size in (1, 2):
 # `slurm.two_nodes` starts a real Slurm on our two hosts, if its packages are here; if not, `job.log` is what such a job wrote when this chapter was made. The line that it prints says which.
 
 # %% [markdown]
-# The script below wants two nodes, two tasks on each, two CPUs for each task, and prints four of Slurm's names: from the script itself, which no `srun` has started, then from the tasks.
+# The script below wants two nodes, two tasks on each, two CPUs for each task, and prints four of Slurm's names: from the script itself, which no `srun` has started, then from the tasks. Mind the quotes: between single quotes a `$` is left as it is. So `names` holds names, not values, and each `bash -c` fills in what it finds where it runs.
 
 # %% tags=["part-slurm", "row-E5"]
 WHO = """#!/bin/bash
@@ -978,7 +979,7 @@ exit $status
 """
 
 # %% [markdown]
-# `--nodes=1-2` is Slurm's version of elasticity. (`--ntasks-per-node=1` is given to `srun`, not to the job.) Rank 0 runs on the first machine of the job's list, and the port follows from the job's number, so two jobs that share a machine get two different ports.
+# `--nodes=1-2` is Slurm's version of elasticity. With `--open-mode=append` each life writes behind the last one's log instead of over it. `${SLURM_RESTART_COUNT-0}` is the number of restarts, or 0 where Slurm sets none, and `scontrol show hostnames` lists the job's machines, one a line. (`--ntasks-per-node=1` is given to `srun`, not to the job.) Rank 0 runs on the first machine of the job's list, and the port follows from the job's number, so two jobs that share a machine get two different ports.
 
 # %% [markdown]
 # 75 is an exit code of our own: *saved, please start me again*. Any other failure ends the job.
@@ -991,7 +992,7 @@ exit $status
 # When a **node** fails, Slurm puts the job back into the queue by itself, which is what `--requeue` allows.
 
 # %% [markdown]
-# `save_file` ends all ranks together. One of them may hear the signal a moment before the others, so they ask each other.
+# `save_file` ends all ranks together. One of them may hear the signal a moment before the others, so they ask each other. (`accident`, which it calls, comes two cells further on.)
 
 
 # %% tags=["part-slurm", "part-agents", "row-E5"]
@@ -1187,7 +1188,7 @@ def under_ray(folder):
 
 
 # %% [markdown]
-# Ray Train also keeps checkpoints: what rank 0 gives to `ray.train.report`, the workers of the next life get from `get_checkpoint`. All ranks have to call `report`.
+# Ray Train also keeps checkpoints: what rank 0 gives to `ray.train.report`, the workers of the next life get from `get_checkpoint`. All ranks have to call `report`. The file `lives` is ours, not Ray's: in it rank 0 notes where each life begins.
 
 
 # %% tags=["part-ray", "row-E5"]
@@ -1277,7 +1278,7 @@ def run_ray(folder, timeout_s=270):
 
 
 # %% [markdown]
-# By the time rank 1 dies, both ranks will have reported steps 4 and 8, but step 12 at most rank 0.
+# By the time rank 1 dies, both ranks will have reported steps 4 and 8, but step 12 at most rank 0. The second life begins at step 4 or 8: that varies from run to run, hence the word *about*.
 
 # %% tags=["part-ray", "row-E5"]
 if importlib.util.find_spec("ray") is None:
