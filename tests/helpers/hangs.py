@@ -790,8 +790,11 @@ CONTROLS = [
     Hang(
         "slow work that goes on, where one rank is slower",
         """
+        step = 0
         while True:
-            time.sleep(0.05 + 0.05 * r)
+            step += 1
+            stall = 0.5 * (step % 8 == 0)  # on a busy machine, the last pause may be the longest
+            time.sleep(0.05 + 0.05 * r + stall)
             dist.all_reduce(x)
         """,
         "slow", 0, ("perhaps nothing hangs",), calls=20,
