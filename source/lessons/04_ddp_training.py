@@ -433,22 +433,20 @@ chapter_04.draw_spread(finished_spread)
 
 # %%
 def without_asking(rank_with_nan):
-    found = []
+    differences = []
     for place in (100, 500, 900):
         values = torch.ones(1000)
-        if dist.get_rank() == rank_with_nan:
-            values[place] = float("nan")
+        values[place] = torch.nan if dist.get_rank() == rank_with_nan else 1
         largest, smallest = values.clone(), values.clone()
         dist.all_reduce(largest, dist.ReduceOp.MAX)
         dist.all_reduce(smallest, dist.ReduceOp.MIN)
-        found.append((largest - smallest).max().item())
-    return found
+        differences.append((largest - smallest).max().item())
+    return differences
 
 
-for rank in range(3):
-    # It's gloo's MAX and MIN that we ask about.
-    found = launch(without_asking, rank, world_size=3, backend="gloo")[0]
-    print(f"rank {rank} has a nan at place 100, 500, 900: MAX - MIN is {found}")
+for rank in range(3):  # it's gloo's MAX and MIN that we ask about
+    differences = launch(without_asking, rank, world_size=3, backend="gloo")[0]
+    print(f"rank {rank} has a nan at place 100, 500, 900: MAX - MIN is {differences}")
 
 # %% [markdown]
 # A difference of 0 would have told you that all is well. For a `nan`, `<` and `>` are always false, so whether `MAX` and `MIN` keep it or lose it depends on which rank has it, and where.

@@ -14,6 +14,7 @@ from deadline import hung
 
 from course_utils import WorkerError, launch
 from course_utils.launcher import descendants, shutdown
+from course_utils.launcher.deadlines import Deadline
 from course_utils.launcher.stack_writer import frames_of_threads
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -106,7 +107,10 @@ def test_who_watches_a_ranks_parent_is_taken_for_no_thread_of_the_learners(monke
     monkeypatch.setattr(descendants, "sys", SimpleNamespace(platform="darwin"))
 
     def work() -> tuple[bool, int, bool, bool]:
-        watches = "_watch_parent" in outermost_functions()
+        deadline = Deadline(5.0)
+        watches = False
+        while not watches and not deadline.is_over():  # its thread may not have begun to run
+            watches = "_watch_parent" in outermost_functions()
         waits = shutdown._has_something_to_wait_for()
         return watches, threading.active_count(), bool(frames_of_threads()), waits
 
