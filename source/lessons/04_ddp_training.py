@@ -1029,8 +1029,7 @@ show(chapter_04.cost_bars(cost), "Calls and bytes per step.")
 # %%
 def measure(global_batch):
     model = DistributedDataParallel(mlp().to(my_device()))
-    images, labels = next(iter(DataLoader(training, global_batch)))
-    batch = images.to(my_device()), labels.to(my_device())
+    batch = [tensor.to(my_device()) for tensor in next(iter(DataLoader(training, global_batch)))]
     ways = {"no messages": model.no_sync, "DDP": nullcontext}
     return chapter_04.images_per_second(model, batch, ways)
 
