@@ -241,7 +241,7 @@ def _output_of(process: subprocess.Popen, deadline: Deadline) -> str:
     """What a process has printed by its end.
 
     Raises:
-        subprocess.TimeoutExpired: the deadline was over first.
+        subprocess.TimeoutExpired: The deadline was over first.
     """
     while True:
         try:

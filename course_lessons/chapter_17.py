@@ -16,6 +16,7 @@ import torch.distributed._functional_collectives as functional
 from torch import nn
 from torch.nn.functional import gelu, softmax
 
+from course_lessons.chapter_04 import format_difference
 from course_lessons.chapter_13 import activation_bytes
 from course_lessons.tensor_parallel import (
     ColumnLinear,
@@ -399,7 +400,7 @@ def compare_rows(world_size: int = 4) -> dict[str, tuple[float, float]]:
         print(f"  {kib[name][0]:.0f} KiB sent, {kib[name][1]:.1f} KiB kept for backward")
         outputs.append([y for y, _ in run])
     whole, in_shares = outputs[0][0], torch.cat(outputs[1])
-    print(f"largest difference: exactly {(whole - in_shares).abs().max().item():g}")
+    print("largest difference:", format_difference((whole - in_shares).abs().max()))
     return kib
 
 

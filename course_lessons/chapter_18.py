@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from course_lessons import pipeline
+from course_lessons.chapter_04 import format_difference
 from course_lessons.pipeline import Action, Neighbours, Schedule
 from course_utils import Network, launch
 from course_utils.network.simulation import Replay
@@ -89,8 +90,7 @@ def furthest(
 
 def how_far(gradients: Sequence[torch.Tensor], others: Sequence[torch.Tensor] | None = None) -> str:
     """The same in words: only what isn't exactly 0 varies from one machine to another."""
-    difference = furthest(gradients, others)
-    return f"about {difference:.0e}" if difference else "exactly 0"
+    return format_difference(furthest(gradients, others))
 
 
 # ---- write it: a stage ---------------------------------------------------------------------------

@@ -13,7 +13,6 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -156,14 +155,14 @@ class Jobs:
 
 def _stack_by_py_spy(pid: int) -> str:
     """Return the stack of a process, empty where py-spy isn't installed or may not look."""
-    stack = ""
-    with suppress(OSError, subprocess.SubprocessError):
-        spy = shutil.which("py-spy") or Path(sys.executable).with_name("py-spy")
-        command = [spy, "dump", "--pid", str(pid)]
-        plain = {**os.environ, "CLICOLOR_FORCE": "0", "NO_COLOR": "1"}  # a kernel wants colours
-        streams: dict[str, Any] = {"capture_output": True, "text": True}
-        stack = subprocess.run(command, env=plain, timeout=_PY_SPY_S, **streams).stdout
-    return stack
+    spy = shutil.which("py-spy") or Path(sys.executable).with_name("py-spy")
+    command = [spy, "dump", "--pid", str(pid)]
+    plain = {**os.environ, "CLICOLOR_FORCE": "0", "NO_COLOR": "1"}  # a kernel wants colours
+    streams: dict[str, Any] = {"capture_output": True, "text": True}
+    try:
+        return subprocess.run(command, env=plain, timeout=_PY_SPY_S, **streams).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ""
 
 
 def _stack_by_signal(pid: int, file: Path) -> str:
