@@ -110,10 +110,8 @@ class Schedule:
         self.programs = [[("compute", None, None)] for _rank in range(world_size)]
         for event in events:
             if event.rank not in ranks_with_threads:
-                begin, end = self._steps_of(event)
                 program = self.programs[event.rank]
-                program += begin
-                program += end
+                self._add_steps(event, program, program)
         for rank in ranks_with_threads:
             events_of_rank = [event for event in events if event.rank == rank]
             self.programs[rank] += self._in_order_of_time(events_of_rank)
@@ -122,7 +120,9 @@ class Schedule:
         """Of a rank with several threads: while one of them waits, a different one goes on."""
         timed: list[tuple[float, list[Step]]] = []
         for event in events:
-            begin, end = self._steps_of(event)
+            begin: list[Step] = []
+            end: list[Step] = []
+            self._add_steps(event, begin, end)
             timed.append((event.start_s, begin))
             timed.append((event.end_s, end))
         timed.sort(key=lambda pair: pair[0])
@@ -131,28 +131,25 @@ class Schedule:
             program += steps
         return program
 
-    def _steps_of(self, event: Event) -> tuple[list[Step], list[Step]]:
-        """What an event makes its rank do, after what it computes first; and its waiting."""
+    def _add_steps(self, event: Event, begin: list[Step], end: list[Step]) -> None:
+        """Add what an event makes its rank compute and begin to `begin`, its waiting to `end`."""
         is_wait = event.kind == "wait"
         index = event.index
         if is_wait:
             index = event.of
-        end = self._ends.get((event.rank, index))
-        if end is None:
+        awaited = self._ends.get((event.rank, index))
+        if awaited is None:
             raise ReplayError(_("{event!r}: the recording lacks that event.", event=event))
-        begin: list[Step] = [("compute", event, event)]
-        wait = ("wait", end, event)
-        if is_wait:
-            return begin, [wait]
-        kind, number = end
-        if kind == "left":
-            begin.append(("send", number, event))
-        elif kind == "done":
-            begin.append(("start", number, event))
-        # Of kind "arrived" there is nothing to begin: asking for a message takes no time.
-        if event.blocking:
-            return begin, [wait]
-        return begin, []
+        begin.append(("compute", event, event))
+        if not is_wait:
+            # Of kind "arrived" there is nothing to begin: asking for a message takes no time.
+            kind, number = awaited
+            if kind == "left":
+                begin.append(("send", number, event))
+            elif kind == "done":
+                begin.append(("start", number, event))
+        if is_wait or event.blocking:
+            end.append(("wait", awaited, event))
 
 
 def _refuse_lonely(pairs: Sequence[Meeting]) -> None:
