@@ -219,12 +219,10 @@ def _begun_with(open_calls: list[Event], shown: list[Meeting]) -> list[Event]:
     begun = []
     for open_call in open_calls:
         for meeting in shown:
-            call = meeting.calls.get(open_call.rank)
-            if call is None or call.number != open_call.number - 1:
-                continue
-            of_one_forward = call.flags & open_call.flags & FORWARD and call.line == open_call.line
-            has_met = not meeting.missing and difference(meeting) is None
-            if of_one_forward and not has_met:
+            call = meeting.calls.get(open_call.rank, open_call)
+            is_before = (call.number + 1, call.line) == (open_call.number, open_call.line)
+            is_unmet = meeting.missing or difference(meeting)
+            if is_before and is_unmet and call.flags & FORWARD:
                 begun.append(call)
     return begun
 
