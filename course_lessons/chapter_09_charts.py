@@ -87,7 +87,8 @@ def draw_apart(
     figure, axes = plt.subplots(figsize=(8.4, 2.2), layout="constrained")
     lives = {"two ranks": gaps[:alone_from], "one rank, alone": gaps[alone_from:]}
     for number, (label, life) in enumerate(lives.items()):
-        style = rank_style(number) | {"linestyle": "none", "markersize": 4}
+        markersize = (7, 3)[number]  # both are seen where they coincide
+        style = rank_style(number) | {"linestyle": "none", "markersize": markersize}
         axes.plot(*zip(*life, strict=True), label=label, **style)
     axes.set_yscale("symlog", linthresh=1e-8)
     axes.set_yticks([0, 1e-8, 1e-7, 1e-6, 1e-5], ["0", "1e-8", "1e-7", "1e-6", "1e-5"])
@@ -96,9 +97,10 @@ def draw_apart(
     axes.minorticks_off()
     axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
     together = max(gap for _, gap in lives["two ranks"])
+    of_two = f"at most {together:g} apart" if together else "0 apart in every step"
     below = max(gap for _, gap in lives["one rank, alone"]) < 1e-5
-    words = "stays below 1e-5" if below else "exceeds 1e-5"
-    show(figure, f"Two ranks: at most {together:g} apart. One rank alone {words} in every step.")
+    of_one = "stays below 1e-5" if below else "exceeds 1e-5"
+    show(figure, f"From the undisturbed losses, two ranks are {of_two}; one rank alone {of_one}.")
 
 
 # ---- how often to save ---------------------------------------------------------------------------

@@ -40,7 +40,7 @@ def draw_counts(counts: Mapping[tuple[str, str], int]) -> None:
         names.append(f"{lane}: {kind}")
         words.append(f"{lane}, {kind} {count:,}")
     _bare(axes, names, xscale="log", xlabel="rows", xlim=(1, 30_000))
-    caption = "A bar for each lane and kind of rows; from tick to tick there are ten times as many."
+    caption = "How many rows of each kind a lane has. The axis is logarithmic: compare the numbers."
     show(figure, f"Rows of the recording, by lane and kind: {'; '.join(words)}.", caption)
 
 
@@ -133,12 +133,13 @@ def draw_shares(trainings: Mapping[str, Sequence[Row]]) -> None:
             left += share
             said.append(f"{part} {share:.1%}")
         steps_us = [row.us for row in rows if row.kind == "step"]
-        sent_mb = sum(row.bytes for row in rows if row.kind == "collective") / len(steps_us) / 1e6
-        names.append(f"{name}\n{median(steps_us) / 1e3:.0f} ms, {sent_mb:.0f} MB a step")
+        brought = sum(row.bytes for row in rows if row.kind == "collective")
+        brought_mb = brought / len(steps_us) / 1e6
+        names.append(f"{name}\na step: {median(steps_us) / 1e3:.0f} ms, {brought_mb:,.0f} MB")
         words.append(f"{name}: {', '.join(said)}")
     _bare(axes, names, xlabel="% of a step", xlim=(0, 100))
     axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=4, frameon=False)
-    caption = "What the GPUs of three trainings do in a step. White: nothing at all."
+    caption = "What a GPU does in a step; white is nothing. MB: what it brings to collectives."
     show(figure, f"{'. '.join(words)}.", caption)
 
 

@@ -319,8 +319,8 @@ def text(root: Path = ROOT, tongue: Tongue = ENGLISH) -> str:
         say(
             "The whole way follows the numbers. **The short way takes a day**: 00, 02, 03 as far\n"
             "as the ring, 04, and the first half of 08. 01 is a detour that nothing else needs; 12 "
-            "to\n14 are read after 06, with a GPU or without, 15 after 07, 16 after 08, 17 "
-            "after 13,\nand 18 and 19 after 17. Minutes are counted: words, lines of code, "
+            "and\n13 are read after 06, 14 after 05, with a GPU or without, 15 after 07, 16 after "
+            "08, 17 after 13,\nand 18 and 19 after 17. Minutes are counted: words, lines of code, "
             "predictions, what you write and what runs."
         ),
         say(WAY.rstrip("\n")) + "\n",

@@ -19,7 +19,7 @@ from course_utils.network.trace import Trace
 from course_utils.pictures.shapes import INK
 from course_utils.pictures.squares import HIGH, cell, rank_rows
 from course_utils.pictures.style import show
-from course_utils.record.event import Event, Meeting, meetings
+from course_utils.record.event import FORWARD, Event, Meeting, meetings
 
 _LAST = 5  # collectives
 _MOST = 8  # if the calls before the last five differ as well
@@ -197,6 +197,7 @@ def _label(call: Event) -> str:
 def draw(shown: list[Meeting], open_calls: list[Event]) -> Figure:
     """Draw a row per rank and a column per collective, and in which calls ranks are held."""
     first = shown[0]
+    open_calls = [*open_calls, *_begun_with(open_calls, shown)]
     ranks = sorted(first.members)
     width = len(shown) * _WIDE
     row_inches = 1.2 * HIGH
@@ -208,6 +209,22 @@ def draw(shown: list[Meeting], open_calls: list[Event]) -> Figure:
         x = column * _WIDE
         _draw_column(axes, x, meeting, ranks, open_calls)
     return figure
+
+
+def _begun_with(open_calls: list[Event], shown: list[Meeting]) -> list[Event]:
+    """What DDP's forward has begun right before an open call: it waits for both of them.
+
+    It has two broadcasts of its buffers on their way, of which only the last is an open call.
+    """
+    begun = []
+    for open_call in open_calls:
+        for meeting in shown:
+            call = meeting.calls.get(open_call.rank, open_call)
+            is_before = (call.number + 1, call.line) == (open_call.number, open_call.line)
+            is_unmet = meeting.missing or difference(meeting)
+            if is_before and is_unmet and call.flags & FORWARD:
+                begun.append(call)
+    return begun
 
 
 def _draw_column(

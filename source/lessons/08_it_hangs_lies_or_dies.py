@@ -197,7 +197,7 @@ plot_calls(error)
 # | #10, #11 | rank 0's buffers, here of the batch norm, go to everyone: 3 means and 3 variances, then a count of batches |
 # | #12 | on rank 0 the same buffers for its next training step; on rank 1 the 18 gradients |
 #
-# Up to #11 each call found one that fits. #12 has two that don't, so rank 1 waits there. Rank 0 waits as well: DDP [starts both broadcasts](https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/comm.cpp) of its buffers, #12 and #13, before it waits for either. The picture has *waits here* at the last of them only.
+# Up to #11 each call found one that fits. #12 has two that don't, so rank 1 waits there. Rank 0 waits as well: DDP [starts both broadcasts](https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/comm.cpp) of its buffers, #12 and #13, before it waits for either. On rank 1 the picture has no *waits here*: it marks a backward only where a call is missing.
 
 # %% [markdown]
 # `uneven` has three batches on rank 0 and two on rank 1, as in chapters 04 and 07.

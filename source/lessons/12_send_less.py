@@ -3,7 +3,7 @@
 #
 # **Your network is the limit: what can ranks leave unsaid, and what does it cost you?**
 #
-# In 70 minutes you will be able to
+# In 85 minutes you will be able to
 #
 # 1. write hooks that send fewer bytes, and say what each of them loses;
 # 2. let ranks talk every sixteenth step only, and say what that breaks;

@@ -80,7 +80,7 @@ pictures.draw_calls_and_kernels(calls, kernels)
 call, kernel = calls[6], kernels[6]
 meanwhile = [r for r in resnet if r.kind == "launch" and call.end_us < r.start_us < kernel.end_us]
 print(len(meanwhile), "launches between the end of the call and the end of the kernel")
-text = "The call is a sliver. The host goes on launching while NCCL's kernel runs next to compute."
+text = "The call ends soon. NCCL's kernel runs on next to compute, and the host goes on launching."
 chapter_14.draw_lanes(resnet, call.start_us - 1000, kernel.end_us + 1000, text)
 
 # %% [markdown]
@@ -108,7 +108,8 @@ reduced = [row for row in by_hand if row.kind == "collective"]
 kernel = next(row for row in reduced if row.bytes == 8_388_608)
 asked = next(row for row in by_hand if row.kind == "launch" and row.launch == kernel.launch)
 waits = [row for row in by_hand if row.name == "cudaStreamWaitEvent"]
-wait = [row for row in waits if row.start_us > asked.end_us][1]  # the first belongs to the call
+later = [row for row in waits if row.start_us > asked.end_us]
+wait = later[1]  # all_reduce itself makes the first one, wait() the second
 for row in (asked, wait, kernel):
     print(f"{row.lane:16}{row.name[:33]:34} from {row.start_us - asked.start_us:6.0f} µs,", end=" ")
     print(f"takes {row.us:3.0f} µs")
@@ -480,12 +481,13 @@ for number, step in enumerate(step_rows):
 in_steps.measured(counted)
 
 # %%
-print(f"hidden behind computing: about {chapter_14.share_hidden(own_rows):.0%}")
+hidden = chapter_14.share_hidden(own_rows)
+print(f"hidden behind computing, in all three steps: about {hidden:.0%}")
 text = "Your rank 0, third step: backward computes and calls; gloo's threads carry it out."
 chapter_14.draw_lanes(own_rows, step_rows[-1].start_us, step_rows[-1].end_us, text)
 
 # %% [markdown]
-# The share that's hidden is that of all three steps, while the picture shows the third. The first step has one bucket, as chapter 05 showed; then DDP knows in which order gradients arrive. `recorder.export_chrome_trace("trace.json")` writes a file that
+# The first step has one bucket, as chapter 05 showed; then DDP knows in which order gradients arrive. `recorder.export_chrome_trace("trace.json")` writes a file that
 # [Perfetto](https://ui.perfetto.dev) shows; our three recordings come from such files. Your `exposed_ms` also takes the rows made here.
 
 # %% [markdown]

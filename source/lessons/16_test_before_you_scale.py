@@ -324,7 +324,7 @@ def largest(numbers):
     return highest.item()
 
 
-def own(numbers):
+def no_all_reduce(numbers):
     highest = numbers.max()
     return highest.item()
 
@@ -347,7 +347,7 @@ def for_rank_0(numbers):
     return highest.item()
 
 
-mutants = {"right": largest, "own": own, "adds up": adds_up}
+mutants = {"right": largest, "no all_reduce": no_all_reduce, "adds up": adds_up}
 mutants |= {"at least 0": at_least_0, "for rank 0": for_rank_0}
 
 # %% [markdown]

@@ -10,10 +10,11 @@ import torch.distributed as dist
 from deadline import hung
 from matplotlib.figure import Figure
 from recordings import event, one_message
-from stalls import call, explained, inside
+from stalls import DDP, call, explained, inside
 
 from course_utils import WorkerError, WorkerTimeout, launch, plot_calls
 from course_utils.network.trace import Trace
+from course_utils.record.event import FORWARD, Event
 
 ALL, BARRIER, BROADCAST = ("all_reduce", 7), ("barrier", 8), ("broadcast", 9)
 
@@ -82,6 +83,20 @@ def test_a_row_of_calls_that_differ_is_drawn_from_its_beginning(shown):
     assert shown.text.startswith("Collectives #5 to #11 of ranks 0 and 1: #5 differs in kind")
     plot_calls(hang(differ * 2, [BARRIER] * 14))
     assert shown.text.startswith("Collectives #7 to #14")
+
+
+def test_ddps_forward_waits_for_both_broadcasts_that_it_has_begun(drawn):
+    """It begins two before it waits; one that the other rank has answered is over."""
+    begun = [call(0, "broadcast", number, 9, flags=FORWARD) for number in (1, 2, 3)]
+    forward = inside("forward", DDP, 9)
+
+    def waits(stack: list | None, *answers: Event) -> list[int]:
+        said = drawn(explained({0: forward, 1: stack}, begun, answers))
+        return [row for word, row in said if word.endswith("waits here")]
+
+    answer = call(1, "broadcast", 1, 9, flags=FORWARD)
+    assert waits(None, answer) == [0, 0]
+    assert waits(inside(line=8), answer, call(1, "all_reduce", 2, 8)) == [0, 1, 0]
 
 
 def test_a_recording_shows_two_collectives_that_were_swapped(shown):
