@@ -40,44 +40,48 @@ def read(path: Path) -> list[Event]:
     compressed = path.read_bytes()
     text = gzip.decompress(compressed)
     trace = json.loads(text)
+    events = trace["traceEvents"]
     lasting = []
-    for event in trace["traceEvents"]:
-        if event.get("ph") == "X":
+    for event in events:
+        phase = event.get("ph")
+        if phase == "X":
             lasting.append(event)
 
     def outer_before_inner(event: Event) -> tuple[float, float]:
-        return event["ts"], -event["dur"]
+        start_us = event["ts"]
+        duration_us = event["dur"]
+        return start_us, -duration_us
 
     return sorted(lasting, key=outer_before_inner)
 
 
 def rows(events: list[Event], kept: slice) -> Iterator[Row]:
     """Yields the rows of a trace, for those of its steps that are kept."""
-    all_steps = []
-    for event in events:
-        if event["name"].startswith("ProfilerStep"):
-            all_steps.append(event)
+    all_steps = _steps(events)
     steps = all_steps[kept]
     first_step = steps[0]
     last_step = steps[-1]
     begin_us = first_step["ts"]
     last_begin_us = last_step["ts"]
-    end_us = last_begin_us + last_step["dur"]
+    last_duration_us = last_step["dur"]
+    end_us = last_begin_us + last_duration_us
     calls = _calls_between(events, begin_us, end_us)
     launched = _by_correlation(events)
     launching_threads = _threads_that_launch(calls, launched)
     bytes_moved = sizes(calls, launched)
 
+    main_thread = first_step["tid"]
     number = 0
     for call in calls:
         thread = call["tid"]
         if thread not in launching_threads:
             continue
         lane = "autograd thread"
-        if thread == first_step["tid"]:
+        if thread == main_thread:
             lane = "main thread"
         work = _launched_by(call, launched)
-        name = short(call["name"])
+        full_name = call["name"]
+        name = short(full_name)
         if call in steps:
             yield _row("step", "step", call, lane, begin_us)
         elif work:
@@ -93,11 +97,23 @@ def rows(events: list[Event], kept: slice) -> Iterator[Row]:
             yield _row("host", name_with_collective, call, lane, begin_us)
 
 
+def _steps(events: list[Event]) -> list[Event]:
+    """The annotations that the profiler makes, one for each step of the training."""
+    steps = []
+    for event in events:
+        name = event["name"]
+        if name.startswith("ProfilerStep"):
+            steps.append(event)
+    return steps
+
+
 def _row(kind: str, name: str, event: Event, lane: str, begin_us: float) -> Row:
     """An event's row, as if it moved no bytes and had nothing to do with a launch."""
-    since_begin_us = event["ts"] - begin_us
+    event_us = event["ts"]
+    since_begin_us = event_us - begin_us
     start_us = round(since_begin_us, 1)
-    duration_us = round(event["dur"], 1)
+    exact_duration_us = event["dur"]
+    duration_us = round(exact_duration_us, 1)
     stripped = name.strip()
     return Row(kind, stripped, lane, start_us, duration_us, bytes=0, launch=0)
 
@@ -108,7 +124,8 @@ def _row_of_work(work: Event, bytes_moved: dict[int, int], begin_us: float) -> R
     correlation = args["correlation"]
     stream = args["stream"]
     kind = _kind(work)
-    name = short(work["name"])
+    full_name = work["name"]
+    name = short(full_name)
     lane = f"stream {stream}"
     row = _row(kind, name, work, lane, begin_us)
     bytes_copied = args.get("bytes", 0)
@@ -120,9 +137,11 @@ def _calls_between(events: list[Event], begin_us: float, end_us: float) -> list[
     """The calls and annotations of the host that begin in these steps."""
     calls = []
     for event in events:
-        is_in_time = begin_us <= event["ts"] < end_us
-        is_on_the_host = event["cat"].startswith(ON_THE_HOST)
-        if is_in_time and is_on_the_host:
+        start_us = event["ts"]
+        if not begin_us <= start_us < end_us:
+            continue
+        category = event["cat"]
+        if category.startswith(ON_THE_HOST):
             calls.append(event)
     return calls
 
@@ -131,7 +150,8 @@ def _by_correlation(events: list[Event]) -> Launched:
     """What a device does, by the number that it shares with the call that launches it."""
     launched = {}
     for event in events:
-        if event["cat"] in DEVICE:
+        category = event["cat"]
+        if category in DEVICE:
             args = event["args"]
             correlation = args["correlation"]
             launched[correlation] = event
@@ -157,17 +177,23 @@ def _threads_that_launch(calls: list[Event], launched: Launched) -> set[int]:
 
 def _kind(work: Event) -> str:
     """What a device does: an NCCL kernel is a collective, and a copy or a kernel is called so."""
-    if work["name"].startswith("nccl"):
+    name = work["name"]
+    if name.startswith("nccl"):
         return "collective"
-    return DEVICE[work["cat"]]
+    category = work["cat"]
+    return DEVICE[category]
 
 
 def _is_kept_on_the_host(call: Event) -> bool:
     """Whether a call that launches nothing is kept: an operator, or a call of CUDA that waits."""
-    if call["cat"] != "cuda_runtime":
+    category = call["cat"]
+    if category != "cuda_runtime":
         return True
     name = call["name"]
-    return any(wait in name for wait in WAITS)
+    for wait in WAITS:
+        if wait in name:
+            return True
+    return False
 
 
 def short(name: str) -> str:
@@ -192,10 +218,13 @@ def sizes(calls: list[Event], launched: Launched) -> dict[int, int]:
         thread = call["tid"]
         name = call["name"]
         work = _launched_by(call, launched)
+        name_of_work = ""
+        if work:
+            name_of_work = work["name"]
         if name.startswith("nccl:"):
             args = call["args"]
             bytes_of_call[thread] = _bytes_of_inputs(args)
-        elif work and work["name"].startswith("nccl"):
+        elif name_of_work.startswith("nccl"):
             kernel = work["args"]
             size = _bytes_that_kernel_says(kernel)
             if size is None:
@@ -206,7 +235,7 @@ def sizes(calls: list[Event], launched: Launched) -> dict[int, int]:
             bytes_of_kernel[correlation] = size
         elif name == "aten::clone":
             bytes_copied.pop(thread, None)
-        elif work and "DtoD" in work["name"]:
+        elif "DtoD" in name_of_work:
             args = work["args"]
             bytes_copied[thread] = args["bytes"]
     return bytes_of_kernel
@@ -243,17 +272,21 @@ def packed(rows_to_pack: Iterable[Row]) -> bytes:
     in_order = sorted(rows_to_pack, key=by_start)
     kinds, names, lanes, starts_us, durations_us, sizes, launches = zip(*in_order, strict=True)
     starts = list(map(_tenths, starts_us))
-    starts_before = [0, *starts[:-1]]
+    all_but_last = starts[:-1]
+    starts_before = [0, *all_but_last]
+    after = list(map(operator.sub, starts, starts_before))
+    took = list(map(_tenths, durations_us))
     different_names = _each_once(names)
     different_lanes = _each_once(lanes)
+    words = [
+        _numbered(kinds, KINDS),
+        _numbered(names, different_names),
+        _numbered(lanes, different_lanes),
+    ]
     columns = {
-        "words": [
-            _numbered(kinds, KINDS),
-            _numbered(names, different_names),
-            _numbered(lanes, different_lanes),
-        ],
-        "after": list(map(operator.sub, starts, starts_before)),
-        "took": list(map(_tenths, durations_us)),
+        "words": words,
+        "after": after,
+        "took": took,
         "bytes": sizes,
         "launch": launches,
     }
@@ -289,11 +322,12 @@ def main(argv: list[str] | None = None) -> int:
         events = read(trace)
         kept_rows = list(rows(events, kept))
         recording = packed(kept_rows)
-        path = INTO / f"{name}.json.gz"
+        file_name = f"{name}.json.gz"
+        path = INTO / file_name
         path.write_bytes(recording)
         count = len(kept_rows)
         size = len(recording)
-        print(f"{path.name}: {count:,} rows, {size:,} bytes")
+        print(f"{file_name}: {count:,} rows, {size:,} bytes")
     return 0
 
 

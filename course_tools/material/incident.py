@@ -30,7 +30,9 @@ from course_tools import ROOT
 
 INCIDENT = ROOT / "notebooks/incident"
 MONDAY = datetime(2026, 11, 16, 2, tzinfo=UTC)
+PARTS = 4  # of a delivery, one for each rank
 PART_BYTES = 10_400
+FOR_TESTING = 92_000  # where in the novel begins what no part has
 EDITED = 3  # the rank whose part has other quotes
 NODES = ("node-a", "node-b")
 ENVIRONMENT = {
@@ -50,19 +52,22 @@ TIMESTAMP = re.compile(r'(?<="timestamp": ")\d{10}')
 
 def deliver(folder: Path, begin: int, edited: int | None = None) -> None:
     """Cuts a delivery out of the novel: four parts of equal bytes, one with a printer's quotes."""
-    novel = files("course_material") / "pride_and_prejudice.txt"
+    material = files("course_material")
+    novel = material / "pride_and_prejudice.txt"
     text = novel.read_text("utf-8")
     folder.mkdir(parents=True)
-    for rank in range(4):
-        start = 22_000 * rank + begin
+    for rank in range(PARTS):
+        characters_before = 22_000 * rank
+        start = begin + characters_before
         end = start + PART_BYTES
         part = text[start:end]
         if rank == edited:
             part = with_printers_quotes(part)
         path = folder / f"part-{rank}.txt"
         path.write_text(part, "utf-8")
-    for_testing = folder / "testing.txt"
-    for_testing.write_text(text[92_000:], "utf-8")
+    path = folder / "testing.txt"
+    part = text[FOR_TESTING:]
+    path.write_text(part, "utf-8")
 
 
 def with_printers_quotes(part: str) -> str:
@@ -73,14 +78,16 @@ def with_printers_quotes(part: str) -> str:
     encoded = part.encode()
     cut = encoded[:PART_BYTES]
     part = cut.decode("utf-8", "ignore")  # not half a sign at its end
-    bytes_kept = len(part.encode())
-    padding = " " * (PART_BYTES - bytes_kept)
+    kept = part.encode()
+    missing_bytes = PART_BYTES - len(kept)
+    padding = " " * missing_bytes
     return part + padding
 
 
 def seeming_start_s(day: int) -> float:
     """When the night of a day seems to begin; Monday's is day 0."""
-    start = MONDAY + timedelta(days=day)
+    since_monday = timedelta(days=day)
+    start = MONDAY + since_monday
     return start.timestamp()
 
 
@@ -100,8 +107,9 @@ class Night:
         self.moved_s = start_s - self.begun
         folder = tempfile.mkdtemp(dir=disk)
         self.folder = Path(folder)
-        self.scheduler_log = disk / "scheduler.log"
-        self.scheduler_log.touch()
+        log = disk / "scheduler.log"
+        log.touch()
+        self.scheduler_log = log
 
     def run(self, script: Path, epochs: int, during: During | None = None) -> None:
         """Starts an agent for each node, and waits for both; `during` interferes with them."""
@@ -122,9 +130,11 @@ class Night:
 
     def start(self, script: Path, epochs: int, node_rank: int) -> subprocess.Popen:
         """Starts the agent of a node, as its launch line says."""
-        node = self.folder / NODES[node_rank]
+        name = NODES[node_rank]
+        node = self.folder / name
         node.mkdir()
-        shutil.copy(script, node / "train.py")
+        copy_of_script = node / "train.py"
+        shutil.copy(script, copy_of_script)
         port = 25_000 + self.number
         delivery = self.disk / self.delivery
         checkpoint = self.disk / "checkpoint.pt"
@@ -159,17 +169,21 @@ class Night:
         now_s = time.time()
         now = self.seems(now_s)
         date = to_milliseconds(now, "%a %Y-%m-%d %H:%M:%S.%f")
+        line = f"{date} job {self.number} {words}\n"
         with self.scheduler_log.open("a") as log:
-            log.write(f"{date} job {self.number} {words}\n")
+            log.write(line)
 
     def keep(self, where: Path) -> None:
         """Copies what the job left, as a person on call finds it."""
         shutil.rmtree(where, ignore_errors=True)
         sources = self.folder.rglob("*")
         for source in sorted(sources):
-            if not source.is_file() or source.name == "train.py":
+            name = source.name
+            if not source.is_file():
                 continue
-            is_dump = source.name.startswith("calls")
+            if name == "train.py":
+                continue
+            is_dump = name.startswith("calls")
             if is_dump and where.name != "monday":
                 continue
             data = source.read_bytes()
@@ -185,7 +199,7 @@ class Night:
             if name_of_folder.isdigit():  # the local rank
                 folder /= name_of_folder
             folder.mkdir(parents=True, exist_ok=True)
-            target = folder / source.name
+            target = folder / name
             target.write_bytes(scrubbed)
 
     def node_of(self, source: Path) -> str:
@@ -210,7 +224,8 @@ class Night:
         text = text.replace(sys.executable, "python")
         folder = tempfile.gettempdir()
         escaped_folder = re.escape(folder)
-        return re.sub(rf"{escaped_folder}/\w+/", "", text)
+        temporary_folder = rf"{escaped_folder}/\w+/"
+        return re.sub(temporary_folder, "", text)
 
     def moved(self, text: str) -> str:
         """Moves all times that are written in a text."""
@@ -219,7 +234,8 @@ class Night:
             return self._later(match[0], "%Y-%m-%d_%H:%M:%S")
 
         def moved_log_date(match: re.Match) -> str:
-            moved = self._later(f"2026 {match[0]}", "%Y %m%d %H:%M:%S")
+            with_year = f"2026 {match[0]}"
+            moved = self._later(with_year, "%Y %m%d %H:%M:%S")
             _year, _space, date = moved.partition(" ")
             return date
 
@@ -259,18 +275,25 @@ class Night:
             encoded = value.encode()
             scrubbed = self.text(encoded, node)
             return scrubbed.decode()
-        is_time = isinstance(value, int) and name.endswith("_ns")
+        if not isinstance(value, int):
+            return value
+        is_time = name.endswith("_ns")
         if is_time and value:  # 0 stands for no time
-            moved_s = round(self.moved_s)
-            moved_ns = moved_s * 10**9
-            return value + moved_ns
+            return value + self._moved_ns()
         return value
+
+    def _moved_ns(self) -> int:
+        """By how much a dump's times are moved: whole seconds, in nanoseconds."""
+        whole_seconds = round(self.moved_s)
+        return whole_seconds * 10**9
 
 
 def with_name_of_node(text: str, node: str) -> str:
     """A text in which this machine is called by the node's name."""
-    text = HOST.sub(rf"\1{node}", text)
-    this_machine = os.uname().nodename
+    host_of_node = rf"\1{node}"
+    text = HOST.sub(host_of_node, text)
+    machine = os.uname()
+    this_machine = machine.nodename
     for name in ("127.0.0.1", "localhost"):
         if name != this_machine:
             text = text.replace(name, "node-a")
@@ -341,14 +364,17 @@ def week(disk: Path) -> None:
     checkpoint = disk / "checkpoint.pt"
     backup = disk / "backup-of-sunday.pt"
     metrics = disk / "metrics.csv"
-    deliver(disk / "last-week", 0)
-    deliver(disk / "delivery", 4_000, EDITED)
+    last_week = disk / "last-week"
+    deliver(last_week, 0)
+    delivery = disk / "delivery"
+    deliver(delivery, 4_000, EDITED)
     metrics.write_text("night,epoch,loss,validation\n")
     monday = INCIDENT / "monday/train.py"
     tuesday = INCIDENT / "tuesday/train.py"
     thursday = INCIDENT / "thursday/train.py"
+    scripts = (monday, tuesday, thursday)
     texts = {}
-    for script in (monday, tuesday, thursday):
+    for script in scripts:
         texts[script] = script.read_text()
 
     sunday = Night(disk, -1, 4710, "last-week")
@@ -365,11 +391,11 @@ def week(disk: Path) -> None:
     run_and_keep(night, thursday, 4, "thursday")
     put_back(texts)
 
-    for name in ("metrics.csv", "scheduler.log"):
-        shutil.copy(disk / name, INCIDENT / name)
+    shutil.copy(metrics, INCIDENT)
+    shutil.copy(night.scheduler_log, INCIDENT)
     kept_delivery = INCIDENT / "delivery"
     shutil.rmtree(kept_delivery, ignore_errors=True)
-    shutil.copytree(disk / "delivery", kept_delivery)
+    shutil.copytree(delivery, kept_delivery)
 
 
 def put_back(texts: dict[Path, str]) -> None:
@@ -394,12 +420,19 @@ def wednesday(disk: Path, script: Path, sunday: Night) -> None:
     kept = INCIDENT / "wednesday"
     again.keep(kept)
     backup = disk / "backup-of-sunday.pt"
-    status = backup.stat()
-    sunday_to_wednesday_s = sunday.moved_s - seeming_start_s(2)
-    saved_s = status.st_mtime + sunday_to_wednesday_s + killed.begun
-    os.utime(backup, (saved_s, saved_s))  # Sunday, as seen from Wednesday
-    listing(killed, kept / "ls.txt")
+    date_backup(backup, sunday, killed)
+    list_of_files = kept / "ls.txt"
+    listing(killed, list_of_files)
     shutil.copy(checkpoint, kept)
+
+
+def date_backup(backup: Path, sunday: Night, killed: Night) -> None:
+    """Dates Sunday's backup as it seems from Wednesday, whose dates are moved by something else."""
+    status = backup.stat()
+    seeming_s = status.st_mtime + sunday.moved_s
+    saved_s = seeming_s - killed.moved_s
+    times = (saved_s, saved_s)  # of the last look at it, and of the last change
+    os.utime(backup, times)
 
 
 def run_and_keep(
@@ -412,7 +445,8 @@ def run_and_keep(
         add_to_week(night, metrics)
         metrics.unlink()
     if keep_as:
-        night.keep(INCIDENT / keep_as)
+        where = INCIDENT / keep_as
+        night.keep(where)
 
 
 def add_to_week(night: Night, metrics: Path) -> None:
@@ -420,12 +454,14 @@ def add_to_week(night: Night, metrics: Path) -> None:
     begun = night.seems(night.begun)
     day = begun.strftime("%a")
     text = metrics.read_text()
+    lines = text.splitlines()
     metrics_of_week = night.disk / "metrics.csv"
     with metrics_of_week.open("a") as all_nights:
-        for line in text.splitlines():
+        for line in lines:
             all_nights.write(f"{day},{line}\n")
 
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
-        week(Path(folder))
+        shared_disk = Path(folder)
+        week(shared_disk)
