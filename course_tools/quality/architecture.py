@@ -23,10 +23,14 @@ from course_tools import ROOT
 PACKAGE = "course_utils"  # its modules are called `launcher.team`, those of the others by full name
 HOUSE = "root"  # the modules of the library that are in no room
 JUDGE = "course_checks"
-CLUSTER, CHALLENGE, TOOLS = "course_cluster", "course_challenge", "course_tools"
+CLUSTER = "course_cluster"
+CHALLENGE = "course_challenge"
+TOOLS = "course_tools"
 LESSONS = "course_lessons"
-TESTING, LINT, MUSEUM = "course_testing", "course_lint", "course_museum"
-PACKAGES = PACKAGE, JUDGE, CLUSTER, CHALLENGE, LESSONS, TESTING, LINT, MUSEUM, TOOLS
+TESTING = "course_testing"
+LINT = "course_lint"
+MUSEUM = "course_museum"
+PACKAGES = (PACKAGE, JUDGE, CLUSTER, CHALLENGE, LESSONS, TESTING, LINT, MUSEUM, TOOLS)
 LIBRARY = ("launcher", "record", "hang", "flight", "network", "pictures", "devices", HOUSE)
 Modules = dict[str, Path]  # every module's file, by the module's name
 Graph = dict[str, set[str]]  # by module or room, those that it imports
@@ -182,9 +186,9 @@ def room(module: str, known: Modules) -> str:
 
 def package_of(module: str) -> str:
     """The package that a module is in."""
-    first = top(module)
-    if first in PACKAGES:
-        return first
+    package = top(module)
+    if package in PACKAGES:
+        return package
     return PACKAGE
 
 
@@ -201,22 +205,25 @@ def imported(path: Path) -> list[str]:
     tree = parsed(path)
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            for name in node.names:
-                names.append(name.name)
+            for alias in node.names:
+                names.append(alias.name)
         elif isinstance(node, ast.ImportFrom):
-            for name in node.names:
-                names.append(f"{node.module}.{name.name}")
+            for alias in node.names:
+                name = f"{node.module}.{alias.name}"
+                names.append(name)
     return names
 
 
 def imported_packages(path: Path) -> set[str]:
     """The packages from which a file imports anything."""
-    return set(map(top, imported(path)))
+    names = imported(path)
+    return set(map(top, names))
 
 
 def top(name: str) -> str:
     """The first part of a module's name."""
-    return name.split(".")[0]
+    first, *_ = name.split(".")
+    return first
 
 
 def arrows(known: Modules) -> Graph:
@@ -245,12 +252,14 @@ def module_of(name: str, known: Modules) -> str:
 def between_rooms(known: Modules) -> Graph:
     """By room, the rooms that it imports."""
     graph = defaultdict(set)
-    for module, others in arrows(known).items():
+    by_module = arrows(known)
+    for module, others in by_module.items():
         importing_room = room(module, known)
+        imported_rooms = graph[importing_room]
         for other in others:
             other_room = room(other, known)
-            graph[importing_room].add(other_room)
-        graph[importing_room].discard(importing_room)
+            imported_rooms.add(other_room)
+        imported_rooms.discard(importing_room)
     return graph
 
 
@@ -283,13 +292,15 @@ def nodes(path: Path) -> int:
 
 def upwards(known: Modules) -> Iterator[str]:
     """Every arrow that the table does not allow."""
-    for module, others in arrows(known).items():
+    by_module = arrows(known)
+    for module, others in by_module.items():
         importing_room = room(module, known)
-        allowed = {importing_room}
-        allowed.update(ALLOWED.get(importing_room, ()))
+        in_table = ALLOWED.get(importing_room, ())
+        allowed = {importing_room, *in_table}
         for other in sorted(others):
             other_room = room(other, known)
-            if other not in allowed and other_room not in allowed:
+            is_allowed = other in allowed or other_room in allowed
+            if not is_allowed:
                 yield f"an arrow up: {module} imports {other}"
 
 
@@ -312,20 +323,24 @@ def from_outside(known: Modules) -> Iterator[str]:
 def from_tests(known: Modules, root: Path) -> Iterator[str]:
     """Every import of the tests: what both need belongs in a package."""
     helpers = {"conftest", "tests"}
-    for path in (root / TESTS).glob("*.py"):
+    folder = root / TESTS
+    for path in folder.glob("*.py"):
         helpers.add(path.stem)
     for module, path in known.items():
-        parts_of_tests = imported_packages(path) & helpers
+        packages = imported_packages(path)
+        parts_of_tests = packages & helpers
         for name in sorted(parts_of_tests):
             yield f"a part of the tests: {module} imports {name}"
 
 
 def from_material(root: Path) -> Iterator[str]:
     """Every import of these packages in the material."""
-    for path in (root / MATERIAL).rglob("*.py"):
+    folder = root / MATERIAL
+    for path in folder.rglob("*.py"):
         place = path.relative_to(root)
-        packages = imported_packages(path).intersection(PACKAGES)
-        for name in sorted(packages):
+        packages = imported_packages(path)
+        packages_of_house = packages.intersection(PACKAGES)
+        for name in sorted(packages_of_house):
             yield f"an arrow up: {place} imports {name}"
 
 
@@ -336,7 +351,8 @@ def too_large(known: Modules) -> Iterator[str]:
         size = sizes[name]
         if size > limit:
             yield f"{name}: {size} nodes, at most {limit}"
-    count = len(public(known))
+    public_names = public(known)
+    count = len(public_names)
     if count > PUBLIC_NAMES:
         yield f"{count} public names, at most {PUBLIC_NAMES}"
 
@@ -393,16 +409,21 @@ def picture(known: Modules) -> str:
         imports = ", ".join(imported_rooms)
         row = f"{name:22}  {count:5}  {size:5}  {imports}"
         rows.append(row.rstrip())
-    folder = ROOT / MATERIAL
-    material = list(folder.rglob("*.py"))
-    count = len(material)
-    size = sum(map(nodes, material))
-    rows.append(f"beside them, {MATERIAL}: {count} files, {size} nodes")
+    rows.append(line_of_material())
     public_names = public(known)
     count = len(public_names)
     listed = ", ".join(public_names)
     rows.append(f"{count} public names: {listed}")
     return "\n".join(rows)
+
+
+def line_of_material() -> str:
+    """How many files the material has, and how many nodes."""
+    folder = ROOT / MATERIAL
+    paths = list(folder.rglob("*.py"))
+    count = len(paths)
+    size = sum(map(nodes, paths))
+    return f"beside them, {MATERIAL}: {count} files, {size} nodes"
 
 
 def main() -> None:
@@ -411,9 +432,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=first_line)
     parser.parse_args()
     known = modules()
-    print(picture(known))
+    text = picture(known)
+    print(text)
     wrong = problems(known)
-    print("\n".join(wrong), file=sys.stderr)
+    complaints = "\n".join(wrong)
+    print(complaints, file=sys.stderr)
     if wrong:
         sys.exit(1)
 

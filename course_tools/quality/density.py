@@ -60,6 +60,7 @@ VAGUE_NAMES = {
 }
 FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
 DOCUMENTED = FUNCTION | ast.ClassDef | ast.Module  # what may begin with a docstring
+WITHOUT_TEXT = ast.Module | ast.expr_context  # a node that no sign of the source stands for
 FOLDING = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.IfExp)
 NO_CODE = {
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),
@@ -106,10 +107,11 @@ class Count:
 
 
 def syntax_nodes(tree: ast.AST) -> Iterator[ast.AST]:
-    """Every node but those that carry no text of their own: the module, and load or store."""
+    """Every node that stands for a piece of the source: not the module, nor load or store."""
     for node in ast.walk(tree):
-        if not isinstance(node, ast.Module | ast.expr_context):
-            yield node
+        if isinstance(node, WITHOUT_TEXT):
+            continue
+        yield node
 
 
 def docstring_lines(tree: ast.AST) -> set[int]:
@@ -145,8 +147,10 @@ def code_lines(source: str, tree: ast.AST) -> int:
 
 def name_given(node: ast.AST) -> str | None:
     """The name that a node gives to a variable, an argument or a function, if it gives one."""
-    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-        return node.id
+    if isinstance(node, ast.Name):
+        if isinstance(node.ctx, ast.Store):
+            return node.id
+        return None
     if isinstance(node, ast.arg):
         return node.arg
     if isinstance(node, FUNCTION):
@@ -179,23 +183,24 @@ def count_file(path: Path) -> Count:
 def count_package(folder: Path) -> Count:
     """Adds up the files of a package, with its sub-packages."""
     total = Count()
-    for path in sorted(folder.rglob("*.py")):
-        total.add(count_file(path))
+    paths = folder.rglob("*.py")
+    for path in sorted(paths):
+        counted = count_file(path)
+        total.add(counted)
     return total
 
 
 def densest_functions(folder: Path) -> list[tuple[float, str]]:
     """(nodes per line, where it is) of each function worth a look, the densest first."""
     functions = []
-    for path in sorted(folder.rglob("*.py")):
+    for path in folder.rglob("*.py"):
         place = path.relative_to(folder.parent)
         source = path.read_text(encoding="utf-8")
         tree = ast.parse(source)
         for node in ast.walk(tree):
             if not isinstance(node, FUNCTION):
                 continue
-            lines_before = node.lineno - 1
-            lines = node.end_lineno - lines_before
+            lines = lines_of(node)
             if lines < SHORTEST_FUNCTION_TO_LIST:
                 continue
             nodes = list(syntax_nodes(node))
@@ -206,10 +211,17 @@ def densest_functions(folder: Path) -> list[tuple[float, str]]:
     return functions
 
 
+def lines_of(node: ast.stmt) -> int:
+    """How many lines a statement takes, blank lines and comments among them."""
+    lines_before = node.lineno - 1
+    return node.end_lineno - lines_before
+
+
 def problems(root: Path = ROOT) -> Iterator[str]:
     """A sentence for every figure of a package that is above its limit."""
     for package, limit in LIMITS.items():
-        total = count_package(root / package)
+        folder = root / package
+        total = count_package(folder)
         for field in fields(Limit):
             name = field.name
             figure = getattr(total, name)
@@ -224,11 +236,13 @@ def rows(packages: Iterable[str], root: Path = ROOT) -> Iterator[str]:
     form = "{:24}{:>8}{:>8}{:>8}{:>8}{:>8}{:>9}"
     yield form.format("", "lines", "nodes", "a line", "walrus", "folded", "vague %")
     for package in packages:
-        total = count_package(root / package)
+        folder = root / package
+        total = count_package(folder)
         figures = []
         for field in fields(Limit):
             figure = getattr(total, field.name)
-            figures.append(f"{figure:.1f}")
+            rounded = f"{figure:.1f}"
+            figures.append(rounded)
         yield form.format(package, total.lines, total.nodes, *figures)
 
 

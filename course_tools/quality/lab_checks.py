@@ -29,9 +29,10 @@ def _installed_labs() -> list[str]:
     slugs = []
     paths = (ROOT / "source/labs").glob("[0-9]*_*.py")
     for path in sorted(paths):
-        package = EXTRAS.get(path.stem, "torch")
+        slug = path.stem
+        package = EXTRAS.get(slug, "torch")
         if importlib.util.find_spec(package):
-            slugs.append(path.stem)
+            slugs.append(slug)
     return slugs
 
 
@@ -82,8 +83,9 @@ def cheapest_first(options: Options) -> Iterator[Options]:
     all_sizes = sizes(options)
     if len(cases) > 1 and not isinstance(cases[0], Case):
         first_size = all_sizes[:1]
-        last_case = {"world_sizes": first_size, "cases": cases[-1:], "require": ()}
-        yield options | last_case
+        last_case = cases[-1:]
+        last_alone = {"world_sizes": first_size, "cases": last_case, "require": ()}
+        yield options | last_alone
     for size in all_sizes:
         one_size = {"world_sizes": (size,)}
         yield options | one_size
@@ -116,7 +118,8 @@ def hung_or_judged(fn: Callable, options: Options) -> Outcome:
     """What a check says of a wrong answer, with little time for those that hang."""
     hurried = options | HUNG
     outcome = check_here(fn, **hurried)
-    if any(words in outcome.message for words in SLOW):
+    needed_longer = any(words in outcome.message for words in SLOW)
+    if needed_longer:
         patient = options | {"timeout": 5.0}
         return check_here(fn, **patient)
     return outcome
@@ -124,7 +127,8 @@ def hung_or_judged(fn: Callable, options: Options) -> Outcome:
 
 def run(source: str, name: str, names: Names) -> None:
     """Run a cell's text; tracebacks know it by this name, as if of a file."""
+    size = len(source)
     lines = source.splitlines(keepends=True)
-    linecache.cache[name] = (len(source), None, lines, name)
+    linecache.cache[name] = (size, None, lines, name)
     code = compile(source, name, "exec")
     exec(code, names)

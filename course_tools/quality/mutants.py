@@ -69,14 +69,17 @@ def tried(path: Path, known: dict[str, dict[str, str]], choice: Choice) -> Itera
         wanted = _wanted(lab.cells, exercise_of, choice)
         lab.begin()
         for number, cell in enumerate(lab.cells):
-            following = lab.cells[number + 1 :]
-            for mutant in wanted.pop(number, ()):
+            next_number = number + 1
+            following = lab.cells[next_number:]
+            mutants_of_cell = wanted.pop(number, ())
+            for mutant in mutants_of_cell:
                 exercise = exercise_of[number]
                 equivalent = known.get(exercise, {})
                 yield _tried_mutant(mutant, exercise, equivalent, lab, following)
             if not wanted:
                 return
-            with contextlib.redirect_stdout(io.StringIO()):
+            unread = io.StringIO()
+            with contextlib.redirect_stdout(unread):
                 lab.run(cell, number)
 
 
@@ -127,7 +130,7 @@ class Lab:
             self.run(cell, number)
             if not self.caught:
                 continue
-            exercise = next(iter(self.caught))
+            exercise, *_ = self.caught
             for earlier in unchecked:
                 exercises.append((earlier, exercise))
             unchecked = []
@@ -152,7 +155,8 @@ class Lab:
         except Exception as error:
             return KILLED, _raised(error)
         for exercise in self.caught.values():
-            for options in lab_checks.cheapest_first(exercise.options):
+            parts_of_check = lab_checks.cheapest_first(exercise.options)
+            for options in parts_of_check:
                 try:
                     outcome = _outcome(exercise.fn, options)
                 except Exception as error:
@@ -164,7 +168,8 @@ class Lab:
     def _run_to_next_check(self, cells: list[str]) -> None:
         self.caught.clear()
         for number, cell in enumerate(cells):
-            self.run(cell, f"mutant {number}")
+            label = f"mutant {number}"
+            self.run(cell, label)
             if self.caught:
                 return
 
@@ -216,9 +221,11 @@ def _drawn(by_cell: Mutants, exercise_of: Exercises, choice: Choice) -> Iterator
 
 def show(path: Path, choice: Choice, loud: bool) -> Counter[str]:
     """Try a lab's mutants and print its table; returns how many came to which end."""
-    known = _equivalent().get(path.stem, {})
+    lab = path.stem
+    of_all_labs = _equivalent()
+    known = of_all_labs.get(lab, {})
     counts: dict[str, Counter[str]] = defaultdict(Counter)
-    print(f"\n{path.stem}", flush=True)
+    print(f"\n{lab}", flush=True)
     for mutant in tried(path, known, choice):
         of_exercise = counts[mutant.exercise]
         of_exercise[mutant.fate] += 1
@@ -228,10 +235,11 @@ def show(path: Path, choice: Choice, loud: bool) -> Counter[str]:
             print(line, flush=True)
     total = Counter()
     for name, of_exercise in counts.items():
-        print(_line(name, of_exercise))
+        line = _line(name, of_exercise)
+        print(line)
         total += of_exercise
-    line_of_total = _line("all", total)
-    print(line_of_total, flush=True)
+    line = _line("all", total)
+    print(line, flush=True)
     return total
 
 
@@ -246,7 +254,8 @@ def _line_of(mutant: Tried) -> str:
     if mutant.report:
         words = mutant.report.split()
         report = " ".join(words)
-        line += f"  [{report[:150]}]"
+        beginning = report[:150]
+        line += f"  [{beginning}]"
     return line
 
 
@@ -254,10 +263,12 @@ def _line(name: str, counts: Counter[str]) -> str:
     total = counts.total()
     raised = counts[RAISED]
     killed = counts[KILLED] + raised
-    line = f"  {name:26}{total:5} made, {killed:4} killed, "
     equivalent = counts[SAME]
     surviving = counts[SURVIVES]
-    line += f"{equivalent:3} equivalent, {surviving:3} surviving"
+    line = f"  {name:26}{total:5} made"
+    line += f", {killed:4} killed"
+    line += f", {equivalent:3} equivalent"
+    line += f", {surviving:3} surviving"
     if raised:
         line += f", check raised for {raised}"
     return line
@@ -266,7 +277,8 @@ def _line(name: str, counts: Counter[str]) -> str:
 def stale(root: Path = ROOT) -> list[str]:
     """Entries of equivalent.toml that are no mutant of their lab any more."""
     entries = []
-    for slug, exercises in _equivalent().items():
+    of_all_labs = _equivalent()
+    for slug, exercises in of_all_labs.items():
         lab = root / f"source/labs/{slug}.py"
         changes = _changes_of(lab)
         for listed in exercises.values():
@@ -279,7 +291,8 @@ def stale(root: Path = ROOT) -> list[str]:
 def _changes_of(lab: Path) -> set[str]:
     """By what each mutant of a lab is known."""
     changes = set()
-    for cell in lab_checks.sources(lab):
+    cells = lab_checks.sources(lab)
+    for cell in cells:
         for mutant in mutants(cell):
             changes.add(mutant.change)
     return changes
@@ -304,8 +317,8 @@ def main() -> None:
     with get_context("fork").Pool(args.workers, maxtasksperchild=1) as pool:
         for counts in pool.imap(show_lab, paths, chunksize=1):
             total += counts
-    print()
-    print(_line("all labs", total))
+    line = _line("all labs", total)
+    print(f"\n{line}")
     old = stale()
     for entry in old:
         print(f"no mutant any more: {entry}")
@@ -321,7 +334,8 @@ def _labs(names: list[str]) -> list[Path]:
     paths = []
     for slug in lab_checks.SLUGS:
         if not names or slug.startswith(beginnings):
-            paths.append(ROOT / f"source/labs/{slug}.py")
+            path = ROOT / f"source/labs/{slug}.py"
+            paths.append(path)
     return paths
 
 

@@ -93,7 +93,9 @@ def mutants(source: str) -> list[Mutant]:
             continue
         changed_text = edit.applied_to(text)
         changed = changed_text.decode()
-        if changed == source or changed in by_source:
+        if changed == source:
+            continue
+        if changed in by_source:
             continue
         if not _is_python(changed):
             continue
@@ -113,9 +115,11 @@ def _marked_spans(source: str) -> list[Span]:
     for match in MARKED.finditer(source):
         first_sign = match.start()
         above = source[:first_sign]
+        bytes_above = above.encode()
         marked = match[0]
-        start = len(above.encode())
-        end = start + len(marked.encode())
+        marked_bytes = marked.encode()
+        start = len(bytes_above)
+        end = start + len(marked_bytes)
         span = (start, end)
         spans.append(span)
     return spans
@@ -137,7 +141,7 @@ def _change(text: bytes, edit: Edit) -> str:
     lines = text[start:end]
     start_in_lines = edit.start - start
     end_in_lines = edit.end - start
-    edit_of_lines = edit._replace(start=start_in_lines, end=end_in_lines)
+    edit_of_lines = Edit(start_in_lines, end_in_lines, edit.text)
     changed = edit_of_lines.applied_to(lines)
     old = _first_line(lines)
     new = _first_line(changed)
@@ -185,12 +189,11 @@ class Editor:
         """Every mistake, not only those between the markers."""
         in_f_strings = self._in_f_strings()
         for node in ast.walk(self.tree):
-            if id(node) in in_f_strings:
+            id_of_node = id(node)
+            if id_of_node in in_f_strings:
                 continue
-            for part in ("body", "orelse", "finalbody"):
-                block = getattr(node, part, None)
-                if isinstance(block, list):
-                    yield from self._of_block(block)
+            for block in _blocks(node):
+                yield from self._of_block(block)
             yield from self._of_expression(node)
             is_while = isinstance(node, ast.While)
             for test in _tests(node):
@@ -214,10 +217,12 @@ class Editor:
 
     def _span(self, node: ast.AST) -> Span:
         """Where in the text a node is; its lines count from 1."""
-        first_line = self.line_starts[node.lineno - 1]
-        last_line = self.line_starts[node.end_lineno - 1]
-        start = first_line + node.col_offset
-        end = last_line + node.end_col_offset
+        lines_before_first = node.lineno - 1
+        lines_before_last = node.end_lineno - 1
+        start_of_first_line = self.line_starts[lines_before_first]
+        start_of_last_line = self.line_starts[lines_before_last]
+        start = start_of_first_line + node.col_offset
+        end = start_of_last_line + node.end_col_offset
         return start, end
 
     def _source(self, node: ast.AST) -> str:
@@ -250,10 +255,12 @@ class Editor:
     def _of_block(self, block: list[ast.stmt]) -> Iterator[Edit]:
         """A statement dropped, or exchanged with the next."""
         for statement in block:
-            if not _is_vain(statement, self.names):
+            is_vain = _is_vain(statement, self.names)
+            if not is_vain:
                 yield self._edit(statement, "pass")
         for statement, following in pairwise(block):
-            if not _are_apart(statement, following):
+            are_apart = _are_apart(statement, following)
+            if not are_apart:
                 yield self._exchanged(statement, following)
 
     def _exchanged(self, statement: ast.stmt, following: ast.stmt) -> Edit:
@@ -264,8 +271,10 @@ class Editor:
         start, _ = self._span(statement)
         _, end = self._span(following)
         exchanged = second + gap.text + first
-        first_line, *_below = first.splitlines()
-        second_line, *_below = second.splitlines()
+        lines_of_first = first.splitlines()
+        lines_of_second = second.splitlines()
+        first_line = lines_of_first[0]
+        second_line = lines_of_second[0]
         change = f"{first_line} <-> {second_line}"
         return Edit(start, end, exchanged, change)
 
@@ -295,12 +304,17 @@ class Editor:
                 other_name = NAMES[name]
                 yield self._edit(node, other_name)
             case ast.Attribute(attr=name) if name in ATTRIBUTES:
-                other_name = ATTRIBUTES[name]
-                _, end = self._span(node)
-                start = end - len(name)
-                yield Edit(start, end, other_name)
+                yield self._of_attribute(node, name)
             case ast.Call():
                 yield from self._of_call(node)
+
+    def _of_attribute(self, node: ast.Attribute, name: str) -> Edit:
+        """The other name of a pair instead of an attribute's, behind the same dot."""
+        other_name = ATTRIBUTES[name]
+        _, end = self._span(node)
+        length = len(name)
+        start = end - length
+        return Edit(start, end, other_name)
 
     def _of_number(self, node: ast.AST, value: float) -> Iterator[Edit]:
         """A number that is larger by one, or smaller."""
@@ -330,10 +344,10 @@ class Editor:
     def _without(self, keyword: ast.keyword) -> Edit:
         """A keyword left out, with the comma before it."""
         start, end = self._span(keyword)
-        above = self.text[:start].decode()
+        above = self.text[:start]
         stripped = above.rstrip()
-        before = stripped.removesuffix(",")
-        end_of_text_before = len(before.encode())
+        before = stripped.removesuffix(b",")
+        end_of_text_before = len(before)
         return Edit(end_of_text_before, end, "")
 
     def _of_test(self, test: ast.expr, is_of_while: bool) -> Iterator[Edit]:
@@ -352,6 +366,14 @@ def _turned_by_swap(test: ast.expr) -> bool:
         return False
     first_operator = test.ops[0]
     return isinstance(first_operator, SAME)
+
+
+def _blocks(node: ast.AST) -> Iterator[list[ast.stmt]]:
+    """Yields each list of statements that a node has."""
+    for part in ("body", "orelse", "finalbody"):
+        block = getattr(node, part, None)
+        if isinstance(block, list):
+            yield block
 
 
 def _tests(node: ast.AST) -> list[ast.expr]:
@@ -385,7 +407,10 @@ def _is_plain(node: ast.stmt) -> bool:
     """Whether all that it does is to give names to values."""
     if not isinstance(node, ast.Assign):
         return False
-    return all(isinstance(target, ast.Name | ast.Tuple) for target in node.targets)
+    for target in node.targets:
+        if not isinstance(target, ast.Name | ast.Tuple):
+            return False
+    return True
 
 
 def _is_vain(node: ast.stmt, names: Counter[str]) -> bool:
