@@ -190,10 +190,7 @@ def _is_kept_on_the_host(call: Event) -> bool:
     if category != "cuda_runtime":
         return True
     name = call["name"]
-    for wait in WAITS:
-        if wait in name:
-            return True
-    return False
+    return any(wait in name for wait in WAITS)
 
 
 def short(name: str) -> str:

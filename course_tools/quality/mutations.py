@@ -407,10 +407,7 @@ def _is_plain(node: ast.stmt) -> bool:
     """Whether all that it does is to give names to values."""
     if not isinstance(node, ast.Assign):
         return False
-    for target in node.targets:
-        if not isinstance(target, ast.Name | ast.Tuple):
-            return False
-    return True
+    return all(isinstance(target, ast.Name | ast.Tuple) for target in node.targets)
 
 
 def _is_vain(node: ast.stmt, names: Counter[str]) -> bool:
