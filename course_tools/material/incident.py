@@ -48,6 +48,7 @@ HOST = re.compile(r"^(  host +: ).*", re.MULTILINE)
 DATE = re.compile(r"\d{4}-\d\d-\d\d_\d\d:\d\d:\d\d")
 DATE_OF_LOG = re.compile(r"(?<=[WEI])\d{4} \d\d:\d\d:\d\d")  # without its year: W1116 02:00:07
 TIMESTAMP = re.compile(r'(?<="timestamp": ")\d{10}')
+OPENING_QUOTE = re.compile(r'"(?=\w)')  # of the novel, which has straight ones
 
 
 def deliver(folder: Path, begin: int, edited: int | None = None) -> None:
@@ -63,7 +64,8 @@ def deliver(folder: Path, begin: int, edited: int | None = None) -> None:
         part = text[start:end]
         if rank == edited:
             part = with_printers_quotes(part)
-        path = folder / f"part-{rank}.txt"
+        name = f"part-{rank}.txt"
+        path = folder / name
         path.write_text(part, "utf-8")
     path = folder / "testing.txt"
     part = text[FOR_TESTING:]
@@ -72,7 +74,7 @@ def deliver(folder: Path, begin: int, edited: int | None = None) -> None:
 
 def with_printers_quotes(part: str) -> str:
     """A part with curly quotes, which take more bytes, cut to the size of the others."""
-    part = re.sub(r'"(?=\w)', "“", part)
+    part = OPENING_QUOTE.sub("“", part)
     part = part.replace('"', "”")
     part = part.replace("'", "’")
     encoded = part.encode()
@@ -126,7 +128,8 @@ class Night:
             for agent in agents:
                 agent.kill()
         if not during:
-            self.say(f"ends; exit codes: node-a {code_of_a}, node-b {code_of_b}")
+            codes = f"node-a {code_of_a}, node-b {code_of_b}"
+            self.say(f"ends; exit codes: {codes}")
 
     def start(self, script: Path, epochs: int, node_rank: int) -> subprocess.Popen:
         """Starts the agent of a node, as its launch line says."""
@@ -218,9 +221,11 @@ class Night:
     def with_short_paths(self, text: str, node: str) -> str:
         """A text without the folders of this machine."""
         folder_of_node = self.folder / node
-        text = text.replace(f"{folder_of_node}/", "")
+        start = f"{folder_of_node}/"
+        text = text.replace(start, "")
         text = FOLDER_OF_PYTHON.sub("", text)
-        text = text.replace(f"{self.disk}/", "")
+        start = f"{self.disk}/"
+        text = text.replace(start, "")
         text = text.replace(sys.executable, "python")
         folder = tempfile.gettempdir()
         escaped_folder = re.escape(folder)
@@ -231,7 +236,8 @@ class Night:
         """Moves all times that are written in a text."""
 
         def moved_date(match: re.Match) -> str:
-            return self._later(match[0], "%Y-%m-%d_%H:%M:%S")
+            date = match[0]
+            return self._later(date, "%Y-%m-%d_%H:%M:%S")
 
         def moved_log_date(match: re.Match) -> str:
             with_year = f"2026 {match[0]}"
@@ -240,7 +246,8 @@ class Night:
             return date
 
         def moved_timestamp(match: re.Match) -> str:
-            written_s = int(match[0])
+            written = match[0]
+            written_s = int(written)
             seeming_s = written_s + self.moved_s
             whole_seconds = int(seeming_s)
             return str(whole_seconds)
@@ -279,7 +286,8 @@ class Night:
             return value
         is_time = name.endswith("_ns")
         if is_time and value:  # 0 stands for no time
-            return value + self._moved_ns()
+            moved_ns = self._moved_ns()
+            return value + moved_ns
         return value
 
     def _moved_ns(self) -> int:
@@ -337,9 +345,10 @@ def preempt(night: Night, checkpoint: Path, agents: Agents) -> None:
     while len(pids) < 6:  # the ranks, and their agents
         pids = processes_of(agents)
     complete_bytes = size_of(checkpoint)
-    written_bytes = 0
-    while not 0 < written_bytes < complete_bytes:
+    is_half_written = False
+    while not is_half_written:
         written_bytes = size_of(checkpoint)
+        is_half_written = 0 < written_bytes < complete_bytes
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -348,15 +357,16 @@ def preempt(night: Night, checkpoint: Path, agents: Agents) -> None:
 
 def listing(night: Night, where: Path) -> None:
     """What `ls` says of the shared disk."""
-    text = ""
+    lines = ""
     checkpoints = night.disk.glob("*.pt")
     for path in sorted(checkpoints):
         status = path.stat()
         size = status.st_size
         changed = night.seems(status.st_mtime)
         date = to_milliseconds(changed, "%b %d %H:%M:%S.%f")
-        text += f"{size:>7} {date} {path.name}\n"
-    where.write_text(text)
+        line = f"{size:>7} {date} {path.name}\n"
+        lines += line
+    where.write_text(lines)
 
 
 def week(disk: Path) -> None:
@@ -458,7 +468,8 @@ def add_to_week(night: Night, metrics: Path) -> None:
     metrics_of_week = night.disk / "metrics.csv"
     with metrics_of_week.open("a") as all_nights:
         for line in lines:
-            all_nights.write(f"{day},{line}\n")
+            line_with_day = f"{day},{line}\n"
+            all_nights.write(line_with_day)
 
 
 if __name__ == "__main__":
