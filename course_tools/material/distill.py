@@ -174,7 +174,8 @@ def _threads_that_launch(calls: Events, launched: Launched) -> set[int]:
     """The threads of which a call has launched something."""
     threads = set()
     for call in calls:
-        if _launched_by(call, launched):
+        work = _launched_by(call, launched)
+        if work:
             thread = call["tid"]
             threads.add(thread)
     return threads
@@ -264,7 +265,8 @@ def _bytes_of_inputs(args: Args) -> int | None:
     for shape, type_name in inputs:
         count = math.prod(shape)
         item_bytes = ITEM_BYTES[type_name]
-        total += count * item_bytes
+        size = count * item_bytes
+        total += size
     return total
 
 
@@ -293,7 +295,8 @@ def packed(rows_to_pack: Iterable[Row]) -> bytes:
         "bytes": sizes,
         "launch": launches,
     }
-    text = json.dumps(recording, separators=(",", ":"))
+    without_spaces = (",", ":")
+    text = json.dumps(recording, separators=without_spaces)
     encoded = text.encode()
     return gzip.compress(encoded, mtime=0)
 

@@ -35,6 +35,7 @@ PART_BYTES = 10_400
 FOR_TESTING = 92_000  # where in the novel begins what no part has
 EDITED = 3  # the rank whose part has other quotes
 NODES = ("node-a", "node-b")
+LOCAL_NAMES = ("127.0.0.1", "localhost")  # what a machine calls itself
 ENVIRONMENT = {
     "GLOO_SOCKET_IFNAME": "lo",
     "OMP_NUM_THREADS": "1",
@@ -93,7 +94,8 @@ def seeming_start_s(day: int) -> float:
     return start.timestamp()
 
 
-Agents = list[subprocess.Popen]
+Agent = subprocess.Popen  # of torchrun, one for each node
+Agents = list[Agent]
 During = Callable[["Night", Agents], None]
 
 
@@ -129,9 +131,10 @@ class Night:
                 agent.kill()
         if not during:
             codes = f"node-a {code_of_a}, node-b {code_of_b}"
-            self.say(f"ends; exit codes: {codes}")
+            words = f"ends; exit codes: {codes}"
+            self.say(words)
 
-    def start(self, script: Path, epochs: int, node_rank: int) -> subprocess.Popen:
+    def start(self, script: Path, epochs: int, node_rank: int) -> Agent:
         """Starts the agent of a node, as its launch line says."""
         name = NODES[node_rank]
         node = self.folder / name
@@ -187,7 +190,8 @@ class Night:
             if name == "train.py":
                 continue
             is_dump = name.startswith("calls")
-            if is_dump and where.name != "monday":
+            is_monday = where.name == "monday"
+            if is_dump and not is_monday:
                 continue
             data = source.read_bytes()
             if not data:
@@ -240,10 +244,11 @@ class Night:
             return self._later(date, "%Y-%m-%d_%H:%M:%S")
 
         def moved_log_date(match: re.Match) -> str:
-            with_year = f"2026 {match[0]}"
+            date = match[0]
+            with_year = f"2026 {date}"
             moved = self._later(with_year, "%Y %m%d %H:%M:%S")
-            _year, _space, date = moved.partition(" ")
-            return date
+            _year, _space, moved_day = moved.partition(" ")
+            return moved_day
 
         def moved_timestamp(match: re.Match) -> str:
             written = match[0]
@@ -302,7 +307,7 @@ def with_name_of_node(text: str, node: str) -> str:
     text = HOST.sub(host_of_node, text)
     machine = os.uname()
     this_machine = machine.nodename
-    for name in ("127.0.0.1", "localhost"):
+    for name in LOCAL_NAMES:
         if name != this_machine:
             text = text.replace(name, "node-a")
     return text.replace(this_machine, node)
@@ -319,7 +324,8 @@ def children(pid: int) -> Iterator[int]:
     of_main_thread = Path(f"/proc/{pid}/task/{pid}/children")
     with suppress(OSError):
         text = of_main_thread.read_text()
-        for child in text.split():
+        listed = text.split()
+        for child in listed:
             child_pid = int(child)
             yield from children(child_pid)
     yield pid
@@ -341,9 +347,10 @@ def size_of(path: Path) -> int:
 
 def preempt(night: Night, checkpoint: Path, agents: Agents) -> None:
     """Kills the job as soon as a save has begun."""
-    pids: list[int] = []
-    while len(pids) < 6:  # the ranks, and their agents
+    count = 0
+    while count < 6:  # the ranks, and their agents
         pids = processes_of(agents)
+        count = len(pids)
     complete_bytes = size_of(checkpoint)
     is_half_written = False
     while not is_half_written:
@@ -400,9 +407,16 @@ def week(disk: Path) -> None:
     night = Night(disk, 3, 4715, "delivery")
     run_and_keep(night, thursday, 4, "thursday")
     put_back(texts)
+    keep_of_week(disk)
 
+
+def keep_of_week(disk: Path) -> None:
+    """Copies what all nights have written or read: metrics, the scheduler's log, the delivery."""
+    metrics = disk / "metrics.csv"
     shutil.copy(metrics, INCIDENT)
-    shutil.copy(night.scheduler_log, INCIDENT)
+    scheduler_log = disk / "scheduler.log"
+    shutil.copy(scheduler_log, INCIDENT)
+    delivery = disk / "delivery"
     kept_delivery = INCIDENT / "delivery"
     shutil.rmtree(kept_delivery, ignore_errors=True)
     shutil.copytree(delivery, kept_delivery)

@@ -34,6 +34,7 @@ PACKAGES = (PACKAGE, JUDGE, CLUSTER, CHALLENGE, LESSONS, TESTING, LINT, MUSEUM, 
 LIBRARY = ("launcher", "record", "hang", "flight", "network", "pictures", "devices", HOUSE)
 Modules = dict[str, Path]  # every module's file, by the module's name
 Graph = dict[str, set[str]]  # by module or room, those that it imports
+Complaints = Iterator[str]  # a sentence for each thing that is wrong
 # From below: what a room may import, a whole room or single modules of it.
 ALLOWED = {
     "launcher": (),
@@ -232,7 +233,8 @@ def arrows(known: Modules) -> Graph:
     for module, path in known.items():
         targets = set()
         for name in imported(path):
-            if top(name) in PACKAGES:
+            package = top(name)
+            if package in PACKAGES:
                 target = module_of(name, known)
                 targets.add(target)
         targets.discard(module)
@@ -290,7 +292,7 @@ def nodes(path: Path) -> int:
     return count
 
 
-def upwards(known: Modules) -> Iterator[str]:
+def upwards(known: Modules) -> Complaints:
     """Every arrow that the table does not allow."""
     by_module = arrows(known)
     for module, others in by_module.items():
@@ -304,7 +306,7 @@ def upwards(known: Modules) -> Iterator[str]:
                 yield f"an arrow up: {module} imports {other}"
 
 
-def from_outside(known: Modules) -> Iterator[str]:
+def from_outside(known: Modules) -> Complaints:
     """Every package beside the standard library that a room must do without."""
     always_there = sys.stdlib_module_names | {PACKAGE}
     for module, path in known.items():
@@ -315,12 +317,13 @@ def from_outside(known: Modules) -> Iterator[str]:
             allowed = OUTSIDE[importing_room]
         else:
             continue
-        outsiders = imported_packages(path) - always_there - allowed
+        packages = imported_packages(path)
+        outsiders = packages - always_there - allowed
         for name in sorted(outsiders):
             yield f"a package from outside: {module} imports {name}"
 
 
-def from_tests(known: Modules, root: Path) -> Iterator[str]:
+def from_tests(known: Modules, root: Path) -> Complaints:
     """Every import of the tests: what both need belongs in a package."""
     helpers = {"conftest", "tests"}
     folder = root / TESTS
@@ -333,7 +336,7 @@ def from_tests(known: Modules, root: Path) -> Iterator[str]:
             yield f"a part of the tests: {module} imports {name}"
 
 
-def from_material(root: Path) -> Iterator[str]:
+def from_material(root: Path) -> Complaints:
     """Every import of these packages in the material."""
     folder = root / MATERIAL
     for path in folder.rglob("*.py"):
@@ -344,7 +347,7 @@ def from_material(root: Path) -> Iterator[str]:
             yield f"an arrow up: {place} imports {name}"
 
 
-def too_large(known: Modules) -> Iterator[str]:
+def too_large(known: Modules) -> Complaints:
     """Rooms, packages and the list of public names that are larger than they may be."""
     _, sizes = files_and_sizes(known)
     for name, limit in NODES.items():
@@ -378,7 +381,8 @@ def public(known: Modules) -> list[str]:
             continue
         table = node.value
         if isinstance(table, ast.Dict):
-            return [ast.literal_eval(key) for key in table.keys if key]
+            keys = filter(None, table.keys)
+            return list(map(ast.literal_eval, keys))
     return []
 
 
@@ -401,15 +405,18 @@ def picture(known: Modules) -> str:
     rows = [f"{head}  files  nodes  imports"]
     graph = between_rooms(known)
     files, sizes = files_and_sizes(known)
-    names = dict.fromkeys([*ALLOWED, *graph, PACKAGE])
+    with_repetitions = [*ALLOWED, *graph, PACKAGE]
+    names = dict.fromkeys(with_repetitions)
     for name in names:
         count = files[name]
         size = sizes[name]
         imported_rooms = sorted(graph[name])
         imports = ", ".join(imported_rooms)
-        row = f"{name:22}  {count:5}  {size:5}  {imports}"
-        rows.append(row.rstrip())
-    rows.append(line_of_material())
+        line = f"{name:22}  {count:5}  {size:5}  {imports}"
+        row = line.rstrip()
+        rows.append(row)
+    row_of_material = line_of_material()
+    rows.append(row_of_material)
     public_names = public(known)
     count = len(public_names)
     listed = ", ".join(public_names)

@@ -91,19 +91,25 @@ class Count:
 
     @property
     def nodes_per_line(self) -> float:
-        return self.nodes / max(self.lines, 1)
+        return ratio(self.nodes, self.lines)
 
     @property
     def walruses_per_1000_lines(self) -> float:
-        return 1000 * self.walruses / max(self.lines, 1)
+        return ratio(1000 * self.walruses, self.lines)
 
     @property
     def foldings_per_100_lines(self) -> float:
-        return 100 * self.foldings / max(self.lines, 1)
+        return ratio(100 * self.foldings, self.lines)
 
     @property
     def vague_percent(self) -> float:
-        return 100 * self.vague_names / max(self.names, 1)
+        return ratio(100 * self.vague_names, self.names)
+
+
+def ratio(counted: int, total: int) -> float:
+    """How much of something there is for each of a total, which may be 0 where nothing is."""
+    divisor = max(total, 1)
+    return counted / divisor
 
 
 def syntax_nodes(tree: ast.AST) -> Iterator[ast.AST]:
@@ -120,7 +126,8 @@ def docstring_lines(tree: ast.AST) -> set[int]:
     for node in ast.walk(tree):
         if not isinstance(node, DOCUMENTED):
             continue
-        if ast.get_docstring(node, clean=False) is None:
+        text = ast.get_docstring(node, clean=False)
+        if text is None:
             continue
         docstring = node.body[0]
         end = docstring.end_lineno + 1
@@ -167,9 +174,11 @@ def count(source: str) -> Count:
         result.walruses += isinstance(node, ast.NamedExpr)
         result.foldings += isinstance(node, FOLDING)
         name = name_given(node)
-        if name is not None:
-            result.names += 1
-            result.vague_names += name in VAGUE_NAMES
+        if name is None:
+            continue
+        is_vague = name in VAGUE_NAMES
+        result.names += 1
+        result.vague_names += is_vague
     return result
 
 
@@ -259,7 +268,8 @@ def main() -> None:
     for package in arguments.packages:
         folder = ROOT / package
         functions = densest_functions(folder)
-        for nodes_per_line, place in functions[:25]:
+        densest = functions[:25]
+        for nodes_per_line, place in densest:
             print(f"{nodes_per_line:6.1f} nodes a line: {place}")
 
 

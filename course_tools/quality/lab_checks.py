@@ -27,7 +27,8 @@ EXTRAS = {"10_keras": "keras"}  # what `make test` installs for a lab, and `make
 def _installed_labs() -> list[str]:
     """The labs whose packages are installed."""
     slugs = []
-    paths = (ROOT / "source/labs").glob("[0-9]*_*.py")
+    folder = ROOT / "source/labs"
+    paths = folder.glob("[0-9]*_*.py")
     for path in sorted(paths):
         slug = path.stem
         package = EXTRAS.get(slug, "torch")
@@ -70,7 +71,12 @@ def sources(path: Path, cut: bool = False) -> list[str]:
 def sizes(options: Options) -> list[int]:
     """The world sizes of a check, two ranks first, which show most mistakes, and one last."""
     wanted = options.get("world_sizes", SIZES)
-    return sorted(wanted, key=lambda size: (size == 1, size))
+
+    def alone_last(size: int) -> tuple[bool, int]:
+        is_alone = size == 1
+        return is_alone, size
+
+    return sorted(wanted, key=alone_last)
 
 
 def cheapest_first(options: Options) -> Iterator[Options]:
