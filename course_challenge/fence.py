@@ -78,7 +78,8 @@ class Entry:
         self.tree = _fenced(text, name)
         self.fn: Callable | None = None
         lines = text.splitlines(keepends=True)
-        if lines != linecache.getlines(file):  # else a hang would be told without its lines
+        known_lines = linecache.getlines(file)
+        if lines != known_lines:  # else a hang would be told without its lines
             size = len(text)
             linecache.cache[file] = (size, None, lines, file)
 
@@ -154,11 +155,12 @@ def _refuse_problems(tree: ast.Module, imported: set[str]) -> None:
             problem = _unknown(node.id, imported)
             problems_of_node.append(problem)
         for problem in problems_of_node:
-            place = (node.lineno, node.end_col_offset)
-            problems.append((place, problem))
-    if problems:
-        (line, _column), problem = min(problems)
-        raise Refused(f"Line {line}: {problem}")
+            placed = (node.lineno, node.end_col_offset, problem)
+            problems.append(placed)
+    if not problems:
+        return
+    line, _column, problem = min(problems)
+    raise Refused(f"Line {line}: {problem}")
 
 
 def _unknown(name: str, imported: set[str]) -> str:
@@ -171,7 +173,8 @@ def _unknown(name: str, imported: set[str]) -> str:
 
 def _wrong(node: ast.AST) -> Iterator[str]:
     """Yields what is wrong with one node."""
-    called = _SAYS.get(type(node))
+    kind = type(node)
+    called = _SAYS.get(kind)
     if called:
         yield f"{called} is nothing that an entry needs."
     if isinstance(node, ast.Attribute):
@@ -184,7 +187,8 @@ def _wrong(node: ast.AST) -> Iterator[str]:
         name = getattr(node, field, None)
         if not name:
             continue
-        if str(name).startswith("__"):
+        written = str(name)
+        if written.startswith("__"):
             yield f"{name} is not to be had here."
         elif name in _MODULES and not is_read:
             yield f"{name} is not to be bound to something else."
@@ -202,7 +206,8 @@ def _wrong_attribute(node: ast.Attribute) -> Iterator[str]:
     if owner in _NAMES_OF:
         allowed = _NAMES_OF[owner]
         written = f"{owner}.{name}"
-    if name not in allowed or name.startswith("_"):
+    is_private = name.startswith("_")
+    if is_private or name not in allowed:
         alternatives = _what_there_is(owner)
         yield f"{written} is not to be had here. {alternatives}"
 
@@ -223,7 +228,8 @@ def _bound(tree: ast.AST) -> Iterator[str]:
     """The names that a text binds somewhere."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Name):
-            if not isinstance(node.ctx, ast.Load):
+            is_read = isinstance(node.ctx, ast.Load)
+            if not is_read:
                 yield node.id
         elif isinstance(node, ast.arg):
             yield node.arg

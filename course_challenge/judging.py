@@ -37,10 +37,9 @@ class Case(NamedTuple):
     size: str = ""
 
     def __str__(self) -> str:
-        size = self.size
-        if not size:
-            size = f"{self.numbers} numbers"
-        return f"{self.league}, {size}"
+        if self.size:
+            return f"{self.league}, {self.size}"
+        return f"{self.league}, {self.numbers} numbers"
 
 
 class Run(NamedTuple):
@@ -88,11 +87,14 @@ class Score:
             percents = []
             for league in LEAGUES:
                 run = Run(league, world_size, size)
-                percents.append(self.percents[run])
-            rows.append(_row(label, percents))
+                percent = self.percents[run]
+                percents.append(percent)
+            row = _row(label, percents)
+            rows.append(row)
         label = f"{self.name} scores"
         scores = [self[league] for league in LEAGUES]
-        rows.append(_row(label, scores))
+        row = _row(label, scores)
+        rows.append(row)
         return table(rows)
 
 
@@ -108,13 +110,16 @@ def _row(label: str, numbers: Iterable[float], digits: int = 1) -> list[str]:
 def table(rows: Sequence[Sequence[str]]) -> str:
     """Columns of one width, the first to the left."""
     widths = []
-    for column in zip(*rows, strict=True):
-        widest = max(map(len, column))
+    columns = zip(*rows, strict=True)
+    for column in columns:
+        lengths = map(len, column)
+        widest = max(lengths)
         widths.append(widest)
     first_width, *other_widths = widths
     lines = []
     for label, *numbers in rows:
-        cells = [label.ljust(first_width)]
+        first_cell = label.ljust(first_width)
+        cells = [first_cell]
         cells += map(str.rjust, numbers, other_widths)
         line = "  ".join(cells)
         lines.append(line)
@@ -129,7 +134,8 @@ def cases() -> list[Case]:
         names_of_lengths[length] = name
     fewer_than_ranks = 5
     names_of_lengths[fewer_than_ranks] = ""
-    unknown = 1001 + secrets.randbelow(4000)
+    random_number = secrets.randbelow(4000)
+    unknown = 1001 + random_number
     names_of_lengths.setdefault(unknown, "")
     all_cases = []
     for length, name in names_of_lengths.items():
@@ -142,7 +148,8 @@ def cases() -> list[Case]:
 def spec(tensors: list[Tensor], leagues: list[str]) -> list[Tensor]:
     """What an all-reduce is."""
     total = sum(tensors)
-    return [total] * len(tensors)
+    n = len(tensors)
+    return [total] * n
 
 
 def inputs(rank: int, world_size: int, case: Case) -> tuple[Tensor, str]:
@@ -198,7 +205,8 @@ def tried(entry: Callable, **options: Any) -> Outcome:
     options.setdefault("timeout", 120.0)
     outcome = check(entry, spec=spec, inputs=inputs, **options)
     if not outcome:
-        raise Refused(str(outcome))
+        report = str(outcome)
+        raise Refused(report)
     return outcome
 
 
@@ -223,7 +231,8 @@ def percents(outcome: Outcome, algorithms: Iterable[str]) -> dict[Run, float]:
         if time_us < least_us:
             sentence = _TOO_FAST.format(run, time_us, bound_us)
             raise Refused(sentence)
-        result[run] = 100 * bound_us / time_us
+        percent = 100 * bound_us / time_us
+        result[run] = percent
     return result
 
 
@@ -249,7 +258,8 @@ def _refuse_uneven(trace: Trace) -> None:
         if sent.bytes == taken.bytes:
             continue
         ready = f"rank {taken.rank} is ready for {taken.bytes} bytes there."
-        raise Refused(f"{sent!r}: {ready}")
+        sentence = f"{sent!r}: {ready}"
+        raise Refused(sentence)
 
 
 def bounds() -> str:

@@ -18,9 +18,11 @@ def read(paths: Iterable[Path]) -> list[Row]:
     rows = []
     for path in paths:
         text = path.read_text(encoding="utf-8")
-        for number, line in enumerate(text.splitlines(), 1):
+        lines = text.splitlines()
+        for number, line in enumerate(lines, start=1):
             try:
-                rows.append(_row(line))
+                row = _row(line)
+                rows.append(row)
             except (ValueError, KeyError, TypeError):
                 place = f"{path.name}, line {number}"
                 print(f"{place}: no line of a leaderboard", file=sys.stderr)
@@ -49,7 +51,9 @@ def merged(rows: Iterable[Row]) -> list[Row]:
     """The best of each name in each league."""
     best = {}  # by name and league
     for row in rows:
-        place = row["name"], row["league"]
+        name = row["name"]
+        league = row["league"]
+        place = (name, league)
         known = best.setdefault(place, row)
         if row["score"] > known["score"]:
             best[place] = row
@@ -68,17 +72,19 @@ def board(rows: Iterable[Row] | None = None) -> str:
         scores[league] = row["score"]
     totals = {}
     for name, scores in scores_by_name.items():
-        totals[name] = sum(scores.values())
+        points = scores.values()
+        totals[name] = sum(points)
     names = sorted(totals)
     names.sort(key=totals.get, reverse=True)
-    lines = [["percent of the bound", *LEAGUES]]
+    header = ["percent of the bound", *LEAGUES]
+    lines = [header]
     for name in names:
         scores = scores_by_name[name]
         line = [name]
         for league in LEAGUES:
             score = scores.get(league, 0.0)
-            points = f"{score:.1f}"
-            line.append(points)
+            rounded = f"{score:.1f}"
+            line.append(rounded)
         lines.append(line)
     return judging.table(lines)
 

@@ -30,10 +30,9 @@ class League(NamedTuple):
 
     def time_us(self, trace: Trace) -> float:
         """How long a recording takes here."""
-        late_us = [0.0] * trace.world_size
-        late_us[-1] = self.late_us
-        compute_us = tuple(late_us)
-        replay = trace.replay(self.network, compute=compute_us)
+        compute_us = [0.0] * trace.world_size
+        compute_us[-1] = self.late_us
+        replay = trace.replay(self.network, compute=tuple(compute_us))
         last_us = max(replay.finish_us)
         return last_us - self.late_us
 
@@ -43,10 +42,13 @@ def flat_us(n: int, size: float) -> float:
     w = size * BETA
     others = n - 1
     copies = 2 * others / n
-    all_copies = ALPHA + copies * w
-    first_hand = ALPHA + others * w
+    copied_us = copies * w
+    all_copies = ALPHA + copied_us
+    received_us = others * w
+    first_hand = ALPHA + received_us
     two_hops = 2 * ALPHA + w
-    mixed = two_hops - ALPHA / others
+    overlapped = ALPHA / others
+    mixed = two_hops - overlapped
     without_copies = min(first_hand, mixed)
     return max(all_copies, without_copies)
 
@@ -69,11 +71,14 @@ def two_levels_us(n: int, size: float) -> float:
     into_nodes = 2 * far
     not_first_in_node = n - 2
     within_nodes = not_first_in_node * near
-    copies = into_nodes + 2 * within_nodes
-    all_copies = NEAR_ALPHA + copies / n
+    copies_of_all = into_nodes + 2 * within_nodes
+    copied_by_each = copies_of_all / n
+    all_copies = NEAR_ALPHA + copied_by_each
     copies_from_afar = into_nodes + within_nodes
-    from_afar = ALPHA + copies_from_afar / n
-    first_hand = ALPHA + in_node * far
+    from_afar_by_each = copies_from_afar / n
+    from_afar = ALPHA + from_afar_by_each
+    received_us = in_node * far
+    first_hand = ALPHA + received_us
     far_beta = in_node * BETA
     overlapped = NEAR_ALPHA * NEAR_BETA / far_beta
     two_hops = NEAR_ALPHA + ALPHA + near
@@ -90,7 +95,8 @@ def late_rank_us(n: int, size: float) -> float:
     hop = ALPHA + w
     two_hops = others * hop / n
     fewest_hops = min(one_hop, two_hops)
-    return ALPHA + max(w, fewest_hops)
+    leaving_us = max(w, fewest_hops)
+    return ALPHA + leaving_us
 
 
 _FLAT = Network(latency_us=ALPHA, gbit_s=80)

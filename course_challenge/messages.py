@@ -53,27 +53,31 @@ def _room_for(tensor: Tensor) -> Tensor:
 def isend(tensor: Tensor, dst: int, tag: int = 0) -> Waiting:
     """Send, without waiting."""
     copy = _handed_over(tensor)
-    work = dist.isend(copy, int(dst), tag=tag)
+    rank = int(dst)
+    work = dist.isend(copy, rank, tag=tag)
     return Waiting(work)
 
 
 def irecv(tensor: Tensor, src: int, tag: int = 0) -> Waiting:
     """Receive, without waiting."""
     arrived = _room_for(tensor)
-    work = dist.irecv(arrived, int(src), tag=tag)
+    rank = int(src)
+    work = dist.irecv(arrived, rank, tag=tag)
     return Waiting(work, (tensor, arrived))
 
 
 def send(tensor: Tensor, dst: int, tag: int = 0) -> None:
     """Send, and wait until it has left."""
     copy = _handed_over(tensor)
-    dist.send(copy, int(dst), tag=tag)
+    rank = int(dst)
+    dist.send(copy, rank, tag=tag)
 
 
 def recv(tensor: Tensor, src: int, tag: int = 0) -> None:
     """Receive."""
     arrived = _room_for(tensor)
-    dist.recv(arrived, int(src), tag=tag)
+    rank = int(src)
+    dist.recv(arrived, rank, tag=tag)
     tensor.copy_(arrived)
 
 
@@ -81,7 +85,8 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Waiting]:
     """Hand several over at once."""
     waiting = []
     for op, tensor, peer in p2p_op_list:
-        waiting.append(op(tensor, peer))
+        message = op(tensor, peer)
+        waiting.append(message)
     return waiting
 
 

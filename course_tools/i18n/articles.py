@@ -43,7 +43,8 @@ def parts(notebook: NotebookNode) -> Iterator[tuple[str, str]]:
         for heading in headings:
             anchor = catalogues.anchor(heading, anchors)
             anchors.append(anchor)
-            parts_begun.append((heading, anchor))
+            part = (heading, anchor)
+            parts_begun.append(part)
         if parts_begun:
             current = parts_begun[-1]
             yield parts_begun[0]
@@ -63,7 +64,8 @@ def places(root: Path) -> Texts:
     for row, numbers_of_row in numbers.items():
         links = []
         for link, written in numbers_of_row.items():
-            links.append(link + written)
+            link_with_numbers = link + written
+            links.append(link_with_numbers)
         result[row] = "；".join(links)
     return result
 
@@ -74,8 +76,10 @@ def _rows_with_links(root: Path) -> Iterator[tuple[str, str, int]]:
     notebooks |= course_map.labs(root)
     for path, english in notebooks.items():
         links = _links_of_cells(path, english, root)
-        for cell, link in zip(english.cells, links, strict=True):
-            for row, count in course_map.rows_of(cell):
+        cells_and_links = zip(english.cells, links, strict=True)
+        for cell, link in cells_and_links:
+            rows = course_map.rows_of(cell)
+            for row, count in rows:
                 yield row, link, count
 
 
@@ -91,7 +95,8 @@ def _links_of_cells(path: Path, english: NotebookNode, root: Path) -> Iterator[s
     english_parts = parts(english)
     chinese_notebook = chinese.in_memory(path, root)
     chinese_parts = parts(chinese_notebook)
-    for english_part, chinese_part in zip(english_parts, chinese_parts, strict=True):
+    pairs = zip(english_parts, chinese_parts, strict=True)
+    for english_part, chinese_part in pairs:
         _, anchor = english_part
         heading, _ = chinese_part
         yield f"{label} [{heading}]({page}#{anchor})"
@@ -144,16 +149,19 @@ def _page(
             continue
         in_chinese = chinese.of_map(english, root)
         links_of_row = links.get(row)
-        rows.append(f"| {row} | {in_chinese} | {links_of_row} |")
+        line = f"| {row} | {in_chinese} | {links_of_row} |"
+        rows.append(line)
         if row in sentences:
             sentence = sentences[row]
             mend = sentence.strip()
             brief = _brief(links_of_row)
-            mends.append(f"- **{row}。** {mend}（{brief}）")
+            item = f"- **{row}。** {mend}（{brief}）"
+            mends.append(item)
     others = []
     for other, title in titles.items():
         if other != letter:
-            others.append(f"[《{title}》]({other}.md)")
+            link = f"[《{title}》]({other}.md)"
+            others.append(link)
     teaches = sentences["teaches"]
     return form.format(
         title=titles[letter],
@@ -188,6 +196,7 @@ def faults(root: Path, terms: proofread.Terms) -> Iterator[str]:
             message = Message(text, text)
             for slip in proofread.all_slips(terms, message):
                 yield f"{SENTENCES}: {row}: {slip}"
-            is_row = row != "teaches"
-            if is_row and row not in rows_of_article:
+            if row == "teaches":
+                continue
+            if row not in rows_of_article:
                 yield f"{SENTENCES}: {row}: no such row"

@@ -131,7 +131,8 @@ def empty() -> Catalog:
 def write(catalog: Catalog, path: Path, source: str) -> None:
     """Writes a catalogue, its lines broken where the texts' are."""
     catalog.header_comment = COMMENT.format(source)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    folder = path.parent
+    folder.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as file:
         write_po(file, catalog, width=10**6, ignore_obsolete=True)
 
@@ -176,7 +177,8 @@ def add(catalog: Catalog, unit: Id, chinese: str | tuple[str], entry: Message) -
 
 def _resembling(unit: str, unused: Entries) -> Message:
     """Takes the translation of similar English out of the unused ones; else an empty one."""
-    similar = _closest(key(unit), unused)
+    unit_key = key(unit)
+    similar = _closest(unit_key, unused)
     if similar is None:
         return Message(unit)
     message = unused.pop(similar)
@@ -189,11 +191,13 @@ def _resembling(unit: str, unused: Entries) -> Message:
 def _closest(text: str, others: Iterable[str]) -> str | None:
     """The one of the others that shares most words with a text, if it shares half of them."""
     matcher = SequenceMatcher(None, autojunk=False)
-    matcher.set_seq2(text.split())
+    words_of_text = text.split()
+    matcher.set_seq2(words_of_text)
     closest = None
     best_ratio = 0.5
     for other in others:
-        matcher.set_seq1(other.split())
+        words_of_other = other.split()
+        matcher.set_seq1(words_of_other)
         if matcher.real_quick_ratio() <= best_ratio:  # an upper bound, which costs little
             continue
         ratio = matcher.ratio()
@@ -282,7 +286,8 @@ def deeper(text: str, folder: str, translations: set[str]) -> str:
         if target in translations:
             parent, name = posixpath.split(target)
             target = posixpath.join(parent, "zh", name)
-        from_zh = posixpath.relpath(target, f"{folder}/zh")
-        return opening + from_zh
+        folder_of_text = f"{folder}/zh"
+        from_there = posixpath.relpath(target, folder_of_text)
+        return opening + from_there
 
     return LINK.sub(link, text)

@@ -20,12 +20,13 @@ KINDS = {"notebooks": "lessons/", "exercises": "labs/", "solutions": "labs/"}
 def catalogue_of(original: Path, root: Path) -> Path:
     """Returns where the catalogue of an English notebook or document lies, if there is one."""
     name = _catalogue_name(original, root)
-    return root / "source/zh" / f"{name}.po"
+    return root / f"source/zh/{name}.po"
 
 
 def _catalogue_name(original: Path, root: Path) -> str:
     """What a catalogue is called, with its folder, as the text's source is."""
-    place = original.relative_to(root).as_posix()
+    path = original.relative_to(root)
+    place = path.as_posix()
     for name, file in DOCUMENTS.items():
         if file == place:
             return name
@@ -56,7 +57,8 @@ def document(original: Path, root: Path) -> str:
     catalogue = catalogue_of(original, root)
     known = _known(catalogue)
     say = functools.partial(catalogues.as_far_as_known, known=known)
-    if original == root / DOCUMENTS[MAP]:  # made anew from the Chinese notebooks
+    course_map_file = root / DOCUMENTS[MAP]
+    if original == course_map_file:  # made anew from the Chinese notebooks
         read = functools.partial(in_memory, root=root)
         in_chinese = course_map.Tongue(read, say)
         return course_map.text(root, in_chinese)
@@ -66,7 +68,7 @@ def document(original: Path, root: Path) -> str:
 
 def of_map(text: str, root: Path) -> str:
     """Returns a sentence of the course map in Chinese; in English where it has no translation."""
-    catalogue = root / "source/zh" / f"{MAP}.po"
+    catalogue = root / f"source/zh/{MAP}.po"
     known = _known(catalogue)
     return catalogues.as_far_as_known(text, known)
 

@@ -75,7 +75,8 @@ def chinese_of(message: Message) -> str:
 def take_up(catalog: Catalog, wanted: list[Id]) -> Catalog:
     """Returns the catalogue for these messages; see `catalogues.take_up`."""
     flat = catalogues.empty()
-    for message in known(catalog).values():
+    entries = known(catalog)
+    for message in entries.values():
         catalogues.add(flat, message.id, message.string, message)
     texts = [text_of(message) for message in wanted]
     flat = catalogues.take_up(flat, texts)
@@ -101,16 +102,20 @@ def compiled(root: Path) -> bytes:
 def write(root: Path) -> None:
     """Writes the catalogue that is installed."""
     path = root / COMPILED
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(compiled(root))
+    folder = path.parent
+    folder.mkdir(parents=True, exist_ok=True)
+    contents = compiled(root)
+    path.write_bytes(contents)
 
 
 def faults(root: Path) -> Iterator[str]:
     """Yields messages without Chinese or with other fields, and an old compiled catalogue."""
-    for message in catalogues.read(root / CATALOGUE):
+    catalog = catalogues.read(root / CATALOGUE)
+    for message in catalog:
         if not message.id:  # the header
             continue
-        start = text_of(message.id)[:70]
+        text = text_of(message.id)
+        start = text[:70]
         if not chinese_of(message):
             yield f"no Chinese: {start}"
             continue
@@ -127,7 +132,8 @@ def _is_compiled(root: Path) -> bool:
     path = root / COMPILED
     if not path.exists():
         return False
-    return path.read_bytes() == compiled(root)
+    installed = path.read_bytes()
+    return installed == compiled(root)
 
 
 def _fields_of_one_language(message: Message) -> list[str]:
@@ -139,7 +145,8 @@ def _fields_of_one_language(message: Message) -> list[str]:
     fields_in_chinese = fields(chinese)
     odd: set[str] = set()
     for form in forms:
-        odd |= fields(form) ^ fields_in_chinese
+        fields_in_english = fields(form)
+        odd |= fields_in_english ^ fields_in_chinese
     return sorted(odd)
 
 
@@ -150,7 +157,8 @@ def fields(text: str) -> set[str]:
         parts = string.Formatter().parse(text)
         for _words, name, spec, conversion in parts:
             if name is not None:
-                written.add(f"{name}!{conversion}:{spec}")
+                field = f"{name}!{conversion}:{spec}"
+                written.add(field)
     except ValueError:  # braces that are no field, in a message without fields
         return set()
     return written

@@ -38,12 +38,14 @@ HALF_WIDTH = re.compile(
 def faults(known: dict[str, Message], wanted: Iterable[str], terms: Terms) -> Iterator[str]:
     """Yields what nobody has looked at in a catalogue, and what translations have lost."""
     wanted_keys = set(map(key, wanted))
-    new = len(wanted_keys - known.keys())
-    gone = len(known.keys() - wanted_keys)
+    known_keys = known.keys()
+    new = len(wanted_keys - known_keys)
+    gone = len(known_keys - wanted_keys)
     if new or gone:
         yield f"the English is another now ({new} new, {gone} gone): make zh"
     for message in known.values():
-        start = key(message.id)[:70]
+        one_line = key(message.id)
+        start = one_line[:70]
         if message.fuzzy:
             yield f"changed in English, and nobody has looked: {start}"
             continue
@@ -69,8 +71,10 @@ def slips(message: Message) -> Iterator[str]:
     without_code = SHOWN.sub("`", message.string)
     half_width = HALF_WIDTH.search(without_code)
     if half_width:
-        yield f"a sign of half width, or a line end, at {half_width[0]!r}"
-    if "**" in _plain(message.string):
+        place = half_width[0]
+        yield f"a sign of half width, or a line end, at {place!r}"
+    plain_words = _plain(message.string)
+    if "**" in plain_words:
         yield "** that does not make bold: it needs a space, or a letter, on its outer side"
 
 
@@ -109,7 +113,8 @@ def _marks(pattern: re.Pattern[str], text: str) -> Counter[str]:
 def _plain(text: str) -> str:
     """The words of a text as Markdown shows them, without its code."""
     without_code = re.sub("(<code>).*?</code>", r"\1", text)  # its words are text to Markdown
-    (inline,) = MarkdownIt().parseInline(without_code)
+    parser = MarkdownIt()
+    (inline,) = parser.parseInline(without_code)
     words = ""
     for token in inline.children or []:
         if token.type == "text":
@@ -127,7 +132,7 @@ def glossary(root: Path) -> Terms:
     terms = {}
     for term, wrong_words in stay_english.items():
         terms[term] = {"zh": term, "never": wrong_words, "loose": True}
-    terms.update(written.get("terms", {}))
+    terms |= written.get("terms", {})
     return terms
 
 

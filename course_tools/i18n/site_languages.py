@@ -48,6 +48,8 @@ LABEL = re.compile(
     """,
     re.VERBOSE,
 )
+HEADING = re.compile(r"^#{1,3} (.*)$", re.MULTILINE)
+SAID = re.compile(r'\bsay\(\s*"(.+?)"')  # in a script
 TO_A_TRANSLATION = re.compile(r"\[([^]]+)\]\((README|articles/\w)(?:\.zh)?\.md\)")
 TO_A_HEADING = re.compile(r"\(([\w./-]+\.ipynb)#([^)]+)\)")
 THEME = (  # words of Sphinx's theme and of MyST-NB that they themselves have in English only
@@ -84,7 +86,8 @@ class Tongue(NamedTuple):
 @cache
 def english() -> Tongue:
     """Returns the language in which everything is written."""
-    read = cache(partial(nbformat.read, as_version=4))
+    read_anew = partial(nbformat.read, as_version=4)
+    read = cache(read_anew)
     return Tongue(code="en", up="../", read=read, document=_in_english, say=str)
 
 
@@ -94,7 +97,8 @@ def in_chinese(root: Path = ROOT) -> Tongue:
     site_catalogue = catalogue(root)
     known = catalogues.words(site_catalogue)
     say = partial(catalogues.as_far_as_known, known=known)
-    read = cache(partial(chinese.in_memory, root=root))
+    read_anew = partial(chinese.in_memory, root=root)
+    read = cache(read_anew)
     document = partial(_in_chinese, root=root, say=say)
     return Tongue(code="zh", up="../../", read=read, document=document, say=say)
 
@@ -115,7 +119,8 @@ def _in_chinese(path: Path, root: Path, say: Say) -> str:
 
 def _words_in_chinese(path: Path, root: Path, say: Say) -> str:
     """A document in Chinese, or in English with a mark; its links are as they are written."""
-    place = path.relative_to(root).as_posix()
+    path_in_course = path.relative_to(root)
+    place = path_in_course.as_posix()
     if place in chinese.DOCUMENTS.values():
         return chinese.document(path, root)
     text = path.read_text(encoding="utf-8")
@@ -123,7 +128,8 @@ def _words_in_chinese(path: Path, root: Path, say: Say) -> str:
         return say(text)
     if path.parent.name == "articles":
         return re.sub("链接通向英文版；.*", "", text)
-    return re.sub(r"\A(# .*\n)", rf"\1\n{MARK}\n", text)
+    title_and_mark = rf"\1\n{MARK}\n"
+    return re.sub(r"\A(# .*\n)", title_and_mark, text)
 
 
 def _to_headings(text: str, folder: Path) -> str:
@@ -132,7 +138,8 @@ def _to_headings(text: str, folder: Path) -> str:
     def link(match: re.Match[str]) -> str:
         notebook, english_anchor = match.groups()
         path = folder / notebook
-        anchors = _headings(path.resolve())
+        resolved_path = path.resolve()
+        anchors = _headings(resolved_path)
         anchor = anchors[english_anchor]
         return f"({notebook}#{anchor})"
 
@@ -146,7 +153,8 @@ def _headings(path: Path) -> dict[str, str]:
     chinese_notebook = in_chinese().read(path)
     english_anchors = slugs(english_notebook)
     chinese_anchors = slugs(chinese_notebook)
-    return dict(zip(english_anchors, chinese_anchors, strict=True))
+    pairs = zip(english_anchors, chinese_anchors, strict=True)
+    return dict(pairs)
 
 
 def slugs(notebook: NotebookNode) -> list[str]:
@@ -155,7 +163,8 @@ def slugs(notebook: NotebookNode) -> list[str]:
     for cell in notebook.cells:
         if cell.cell_type != "markdown":
             continue
-        for heading in re.findall(r"^#{1,3} (.*)$", cell.source, re.MULTILINE):
+        headings = HEADING.findall(cell.source)
+        for heading in headings:
             anchor = catalogues.anchor(heading, anchors)
             anchors.append(anchor)
     return anchors
@@ -163,9 +172,10 @@ def slugs(notebook: NotebookNode) -> list[str]:
 
 def sentences(root: Path) -> list[str]:
     """Returns all that the site says beside the course's own texts, each once."""
+    parts = (_of_documents, _of_places, _of_tasks, _of_frames, _of_scripts)
     each_once: dict[str, None] = {}
-    for part in (_of_documents, _of_places, _of_tasks, _of_frames, _of_scripts):
-        each_once |= dict.fromkeys(part(root))
+    for sentences_of_part in parts:
+        each_once |= dict.fromkeys(sentences_of_part(root))
     each_once |= dict.fromkeys(THEME)
     return list(each_once)
 
@@ -223,7 +233,7 @@ def _of_scripts(root: Path) -> Iterator[str]:
         scripts += root.glob(pattern)
     for path in sorted(scripts):
         text = path.read_text(encoding="utf-8")
-        yield from re.findall(r'\bsay\(\s*"(.+?)"', text)
+        yield from SAID.findall(text)
 
 
 def labelled(text: str, say: Say) -> str:
@@ -240,7 +250,8 @@ def titled(text: str, say: Say) -> str:
 
     def translated(match: re.Match[str]) -> str:
         title = "".join(match.groups(default=""))  # one of the groups has it
-        return match[0].replace(title, say(title))
+        line = match[0]
+        return line.replace(title, say(title))
 
     return TITLE.sub(translated, text)
 
@@ -252,10 +263,12 @@ def catalogue(root: Path = ROOT) -> Catalog:
 
 def write_theme(to: Path) -> None:
     """Writes the words of the theme where Sphinx looks for them."""
-    path = to / "locale/zh_CN/LC_MESSAGES/sphinx.mo"
-    path.parent.mkdir(parents=True)
+    catalog = catalogue()
+    folder = to / "locale/zh_CN/LC_MESSAGES"
+    folder.mkdir(parents=True)
+    path = folder / "sphinx.mo"
     with path.open("wb") as file:
-        write_mo(file, catalogue())
+        write_mo(file, catalog)
 
 
 def for_scripts(tongue: Tongue, script: str) -> str:
@@ -264,6 +277,7 @@ def for_scripts(tongue: Tongue, script: str) -> str:
     if tongue.code == "zh":
         for message in catalogue():
             if message.id and message.string:
-                words[str(message.id)] = message.string
+                english_words = str(message.id)
+                words[english_words] = message.string
     written = json.dumps(words, ensure_ascii=False)
     return script.replace("{}", written, 1)

@@ -87,9 +87,11 @@ class Source(NamedTuple):
 
     def write(self, catalog: Catalog) -> None:
         """Writes a catalogue of this text."""
-        folders = len(Path(self.name).parts)
+        name = Path(self.name)
+        folders = len(name.parts)
         root = self.catalogue.parents[folders + 1]
-        place = self.file.relative_to(root).as_posix()
+        file = self.file.relative_to(root)
+        place = file.as_posix()
         catalogues.write(catalog, self.catalogue, place)
 
 
@@ -127,9 +129,8 @@ def _all_sources(root: Path) -> Iterator[Source]:
         name = place.with_suffix("").as_posix()
         catalogue = catalogue_folder / f"{name}.po"
         yield Source(name, target.source, catalogue, target)
-    documents = dict(chinese.DOCUMENTS)
-    documents[messages.NAME] = "course_utils"
-    documents["site"] = "source/site/index.md"
+    other_texts = {messages.NAME: "course_utils", "site": "source/site/index.md"}
+    documents = chinese.DOCUMENTS | other_texts
     for name, place in documents.items():
         file = root / place
         if file.exists():
@@ -188,7 +189,7 @@ def _notebook_text(path: Path, root: Path, translations: set[str]) -> str:
         if cell.cell_type == "markdown":
             cell.source = catalogues.deeper(cell.source, folder, translations)
     text = nbformat.writes(notebook)
-    return text + "\n"
+    return f"{text}\n"
 
 
 def update(root: Path, names: list[str]) -> None:
@@ -214,16 +215,20 @@ def check(root: Path) -> int:
                 faults += messages.faults(root)
             place = source.catalogue.relative_to(root)
             for fault in faults:
-                problems.append(f"{place}: {fault}")
+                problem = f"{place}: {fault}"
+                problems.append(problem)
         label = _label(source.name)
-        shares.append(f"{label} {percent} %")
+        share_of_source = f"{label} {percent} %"
+        shares.append(share_of_source)
     problems += articles.faults(root, terms)
     problems += old_files(root)
-    print("in Chinese:", ", ".join(shares))
+    all_shares = ", ".join(shares)
+    print(f"in Chinese: {all_shares}")
     if not problems:
         print("every translation is of the English as it is now")
         return 0
-    print("\n".join(problems))
+    all_problems = "\n".join(problems)
+    print(all_problems)
     print(HOW_TO_MEND, end="")
     return 1
 
@@ -244,7 +249,8 @@ def share(known: dict[str, Message], units: list[str]) -> int:
         message = known.get(key)
         if catalogues.holds(message):
             translated += 1
-    return 100 * translated // len(units)
+    count = len(units)
+    return 100 * translated // count
 
 
 def old_files(root: Path) -> Iterator[str]:
@@ -273,9 +279,10 @@ def todo(root: Path, names: list[str]) -> None:
                 print(f"--- {source.name}: no translation")
                 print(unit, end="\n\n")
             elif message.fuzzy:
+                changes = _changes(message, unit)
                 print(f"--- {source.name}: changed")
                 print(unit)
-                print(_changes(message, unit))
+                print(changes)
                 print(message.string, end="\n\n")
 
 
@@ -287,7 +294,8 @@ def _changes(message: Message, unit: str) -> str:
     changes = []
     for line in difflib.ndiff(former_words, words):
         if line.startswith(("+", "-")):
-            changes.append(line.replace(" ", "", 1))
+            change = line.replace(" ", "", 1)
+            changes.append(change)
     return " ".join(changes)
 
 
@@ -314,7 +322,8 @@ def _changed_with(root: Path, words: str) -> Iterator[tuple[Source, Message]]:
     for source in sources(root):
         if not source.catalogue.exists():
             continue
-        for key, message in source.known().items():
+        known = source.known()
+        for key, message in known.items():
             if message.fuzzy and words in key:
                 yield source, message
 
@@ -349,12 +358,14 @@ def write(root: Path) -> None:
     """Writes the Chinese edition, and the catalogue of messages that is installed."""
     files = dict(edition(root))
     for path, text in files.items():
-        path.parent.mkdir(exist_ok=True)
+        folder = path.parent
+        folder.mkdir(exist_ok=True)
         path.write_text(text, encoding="utf-8")
     catalogue_of_messages = root / messages.CATALOGUE
     if catalogue_of_messages.exists():
         messages.write(root)
-    print(f"{len(files)} files in Chinese are built")
+    count = len(files)
+    print(f"{count} files in Chinese are built")
 
 
 if __name__ == "__main__":

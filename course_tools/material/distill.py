@@ -11,6 +11,7 @@ import gzip
 import json
 import math
 import operator
+import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -20,8 +21,11 @@ from course_material.recordings import KINDS, Row
 from course_tools import ROOT
 from course_tools.commands import parser_of
 
+Args = dict[str, Any]  # what an event says beside its name and its times
 Event = dict[str, Any]
+Events = list[Event]
 Launched = dict[int, Event]  # work of a device, by the number that it shares with its launch
+Sizes = dict[int, int]  # bytes, by such a number or by thread
 INTO = ROOT / "course_material/recordings"
 # By name: the original, and which of its steps are kept, so that all three stay below 300 KB.
 STEPS = {
@@ -33,51 +37,56 @@ ON_THE_HOST = ("cpu", "cuda", "user")  # beginnings of the categories of calls a
 DEVICE = {"kernel": "compute", "gpu_memcpy": "copy", "gpu_memset": "copy"}
 WAITS = ("cudaStreamWaitEvent", "Synchronize")  # beside launches, the CUDA calls that are kept
 ITEM_BYTES = {"float": 4, "int": 4, "long": 8, "long int": 8, "double": 8}
+END_OF_NAME = re.compile(r"[<(]")  # of a C++ function's, before its parameters and arguments
 
 
-def read(path: Path) -> list[Event]:
+def read(path: Path) -> Events:
     """Returns the events of a trace that last, in the order of their starts, outer before inner."""
     compressed = path.read_bytes()
     text = gzip.decompress(compressed)
     trace = json.loads(text)
+    events = trace["traceEvents"]
     lasting = []
-    for event in trace["traceEvents"]:
-        if event.get("ph") == "X":
+    for event in events:
+        phase = event.get("ph")
+        if phase == "X":
             lasting.append(event)
 
     def outer_before_inner(event: Event) -> tuple[float, float]:
-        return event["ts"], -event["dur"]
+        start_us = event["ts"]
+        duration_us = event["dur"]
+        return start_us, -duration_us
 
     return sorted(lasting, key=outer_before_inner)
 
 
-def rows(events: list[Event], kept: slice) -> Iterator[Row]:
+def rows(events: Events, kept: slice) -> Iterator[Row]:
     """Yields the rows of a trace, for those of its steps that are kept."""
-    all_steps = []
-    for event in events:
-        if event["name"].startswith("ProfilerStep"):
-            all_steps.append(event)
+    all_steps = _steps(events)
     steps = all_steps[kept]
     first_step = steps[0]
     last_step = steps[-1]
     begin_us = first_step["ts"]
     last_begin_us = last_step["ts"]
-    end_us = last_begin_us + last_step["dur"]
+    last_duration_us = last_step["dur"]
+    end_us = last_begin_us + last_duration_us
     calls = _calls_between(events, begin_us, end_us)
     launched = _by_correlation(events)
     launching_threads = _threads_that_launch(calls, launched)
     bytes_moved = sizes(calls, launched)
 
+    main_thread = first_step["tid"]
     number = 0
     for call in calls:
         thread = call["tid"]
         if thread not in launching_threads:
             continue
         lane = "autograd thread"
-        if thread == first_step["tid"]:
+        if thread == main_thread:
             lane = "main thread"
         work = _launched_by(call, launched)
-        name = short(call["name"])
+        full_name = call["name"]
+        name = short(full_name)
         if call in steps:
             yield _row("step", "step", call, lane, begin_us)
         elif work:
@@ -93,22 +102,35 @@ def rows(events: list[Event], kept: slice) -> Iterator[Row]:
             yield _row("host", name_with_collective, call, lane, begin_us)
 
 
+def _steps(events: Events) -> Events:
+    """The annotations that the profiler makes, one for each step of the training."""
+    steps = []
+    for event in events:
+        name = event["name"]
+        if name.startswith("ProfilerStep"):
+            steps.append(event)
+    return steps
+
+
 def _row(kind: str, name: str, event: Event, lane: str, begin_us: float) -> Row:
     """An event's row, as if it moved no bytes and had nothing to do with a launch."""
-    since_begin_us = event["ts"] - begin_us
+    event_us = event["ts"]
+    since_begin_us = event_us - begin_us
     start_us = round(since_begin_us, 1)
-    duration_us = round(event["dur"], 1)
+    exact_duration_us = event["dur"]
+    duration_us = round(exact_duration_us, 1)
     stripped = name.strip()
     return Row(kind, stripped, lane, start_us, duration_us, bytes=0, launch=0)
 
 
-def _row_of_work(work: Event, bytes_moved: dict[int, int], begin_us: float) -> Row:
+def _row_of_work(work: Event, bytes_moved: Sizes, begin_us: float) -> Row:
     """The row of what a device does, without the number of its launch."""
     args = work["args"]
     correlation = args["correlation"]
     stream = args["stream"]
     kind = _kind(work)
-    name = short(work["name"])
+    full_name = work["name"]
+    name = short(full_name)
     lane = f"stream {stream}"
     row = _row(kind, name, work, lane, begin_us)
     bytes_copied = args.get("bytes", 0)
@@ -116,22 +138,25 @@ def _row_of_work(work: Event, bytes_moved: dict[int, int], begin_us: float) -> R
     return row._replace(bytes=count)
 
 
-def _calls_between(events: list[Event], begin_us: float, end_us: float) -> list[Event]:
+def _calls_between(events: Events, begin_us: float, end_us: float) -> Events:
     """The calls and annotations of the host that begin in these steps."""
     calls = []
     for event in events:
-        is_in_time = begin_us <= event["ts"] < end_us
-        is_on_the_host = event["cat"].startswith(ON_THE_HOST)
-        if is_in_time and is_on_the_host:
+        start_us = event["ts"]
+        if not begin_us <= start_us < end_us:
+            continue
+        category = event["cat"]
+        if category.startswith(ON_THE_HOST):
             calls.append(event)
     return calls
 
 
-def _by_correlation(events: list[Event]) -> Launched:
+def _by_correlation(events: Events) -> Launched:
     """What a device does, by the number that it shares with the call that launches it."""
     launched = {}
     for event in events:
-        if event["cat"] in DEVICE:
+        category = event["cat"]
+        if category in DEVICE:
             args = event["args"]
             correlation = args["correlation"]
             launched[correlation] = event
@@ -145,11 +170,12 @@ def _launched_by(call: Event, launched: Launched) -> Event | None:
     return launched.get(correlation)
 
 
-def _threads_that_launch(calls: list[Event], launched: Launched) -> set[int]:
+def _threads_that_launch(calls: Events, launched: Launched) -> set[int]:
     """The threads of which a call has launched something."""
     threads = set()
     for call in calls:
-        if _launched_by(call, launched):
+        work = _launched_by(call, launched)
+        if work:
             thread = call["tid"]
             threads.add(thread)
     return threads
@@ -157,14 +183,17 @@ def _threads_that_launch(calls: list[Event], launched: Launched) -> set[int]:
 
 def _kind(work: Event) -> str:
     """What a device does: an NCCL kernel is a collective, and a copy or a kernel is called so."""
-    if work["name"].startswith("nccl"):
+    name = work["name"]
+    if name.startswith("nccl"):
         return "collective"
-    return DEVICE[work["cat"]]
+    category = work["cat"]
+    return DEVICE[category]
 
 
 def _is_kept_on_the_host(call: Event) -> bool:
     """Whether a call that launches nothing is kept: an operator, or a call of CUDA that waits."""
-    if call["cat"] != "cuda_runtime":
+    category = call["cat"]
+    if category != "cuda_runtime":
         return True
     name = call["name"]
     return any(wait in name for wait in WAITS)
@@ -173,29 +202,31 @@ def _is_kept_on_the_host(call: Event) -> bool:
 def short(name: str) -> str:
     """Returns a name without C++'s arguments and template parameters."""
     without_type = name.removeprefix("void ")
-    before_parameters, _, _ = without_type.partition("<")
-    before_arguments, _, _ = before_parameters.partition("(")
-    return before_arguments or name
+    shortened, *_ = END_OF_NAME.split(without_type)
+    return shortened or name
 
 
-def sizes(calls: list[Event], launched: Launched) -> dict[int, int]:
+def sizes(calls: Events, launched: Launched) -> Sizes:
     """Returns the bytes of each NCCL kernel, by its correlation.
 
     As the kernel itself says; or from the shapes of the call that launched it; or, where no shapes
     were recorded, the bytes that the last clone copied: there each gradient is cloned, and the
     clone is reduced. A clone that a kernel made instead of a copy has no size: 0.
     """
-    bytes_of_kernel: dict[int, int] = {}
+    bytes_of_kernel: Sizes = {}
     bytes_of_call: dict[int, int | None] = {}  # by thread
-    bytes_copied: dict[int, int] = {}  # by thread
+    bytes_copied: Sizes = {}  # by thread
     for call in calls:
         thread = call["tid"]
         name = call["name"]
         work = _launched_by(call, launched)
+        name_of_work = ""
+        if work:
+            name_of_work = work["name"]
         if name.startswith("nccl:"):
             args = call["args"]
             bytes_of_call[thread] = _bytes_of_inputs(args)
-        elif work and work["name"].startswith("nccl"):
+        elif name_of_work.startswith("nccl"):
             kernel = work["args"]
             size = _bytes_that_kernel_says(kernel)
             if size is None:
@@ -206,13 +237,13 @@ def sizes(calls: list[Event], launched: Launched) -> dict[int, int]:
             bytes_of_kernel[correlation] = size
         elif name == "aten::clone":
             bytes_copied.pop(thread, None)
-        elif work and "DtoD" in work["name"]:
+        elif "DtoD" in name_of_work:
             args = work["args"]
             bytes_copied[thread] = args["bytes"]
     return bytes_of_kernel
 
 
-def _bytes_that_kernel_says(kernel: dict[str, Any]) -> int | None:
+def _bytes_that_kernel_says(kernel: Args) -> int | None:
     """What an NCCL kernel brings, or None if the profiler did not note it."""
     if "dtype" not in kernel:
         return None
@@ -223,17 +254,19 @@ def _bytes_that_kernel_says(kernel: dict[str, Any]) -> int | None:
     return count * item_bytes
 
 
-def _bytes_of_inputs(args: dict[str, Any]) -> int | None:
+def _bytes_of_inputs(args: Args) -> int | None:
     """All that a call's inputs hold, or None if no shapes were recorded."""
     shapes = args.get("Input Dims", [])
     types = args.get("Input type", [])
     if not shapes and not types:
         return None
+    inputs = zip(shapes, types, strict=True)
     total = 0
-    for shape, type_name in zip(shapes, types, strict=True):
+    for shape, type_name in inputs:
         count = math.prod(shape)
         item_bytes = ITEM_BYTES[type_name]
-        total += count * item_bytes
+        size = count * item_bytes
+        total += size
     return total
 
 
@@ -241,23 +274,29 @@ def packed(rows_to_pack: Iterable[Row]) -> bytes:
     """Returns rows as the compressed columns that `recording` reads."""
     by_start = operator.attrgetter("start_us")
     in_order = sorted(rows_to_pack, key=by_start)
-    kinds, names, lanes, starts_us, durations_us, sizes, launches = zip(*in_order, strict=True)
+    columns = zip(*in_order, strict=True)
+    kinds, names, lanes, starts_us, durations_us, sizes, launches = columns
     starts = list(map(_tenths, starts_us))
-    starts_before = [0, *starts[:-1]]
+    all_but_last = starts[:-1]
+    starts_before = [0, *all_but_last]
+    after = list(map(operator.sub, starts, starts_before))
+    took = list(map(_tenths, durations_us))
     different_names = _each_once(names)
     different_lanes = _each_once(lanes)
-    columns = {
-        "words": [
-            _numbered(kinds, KINDS),
-            _numbered(names, different_names),
-            _numbered(lanes, different_lanes),
-        ],
-        "after": list(map(operator.sub, starts, starts_before)),
-        "took": list(map(_tenths, durations_us)),
+    words = [
+        _numbered(kinds, KINDS),
+        _numbered(names, different_names),
+        _numbered(lanes, different_lanes),
+    ]
+    recording = {
+        "words": words,
+        "after": after,
+        "took": took,
         "bytes": sizes,
         "launch": launches,
     }
-    text = json.dumps(columns, separators=(",", ":"))
+    without_spaces = (",", ":")
+    text = json.dumps(recording, separators=without_spaces)
     encoded = text.encode()
     return gzip.compress(encoded, mtime=0)
 
@@ -286,15 +325,21 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     for name, (original, kept) in STEPS.items():
         trace = arguments.folder / f"{original}.json.gz"
-        events = read(trace)
-        kept_rows = list(rows(events, kept))
-        recording = packed(kept_rows)
-        path = INTO / f"{name}.json.gz"
-        path.write_bytes(recording)
-        count = len(kept_rows)
-        size = len(recording)
-        print(f"{path.name}: {count:,} rows, {size:,} bytes")
+        write(name, trace, kept)
     return 0
+
+
+def write(name: str, trace: Path, kept: slice) -> None:
+    """Writes a recording, and says how large it is."""
+    events = read(trace)
+    kept_rows = list(rows(events, kept))
+    recording = packed(kept_rows)
+    file_name = f"{name}.json.gz"
+    path = INTO / file_name
+    path.write_bytes(recording)
+    count = len(kept_rows)
+    size = len(recording)
+    print(f"{file_name}: {count:,} rows, {size:,} bytes")
 
 
 if __name__ == "__main__":

@@ -30,9 +30,12 @@ from course_tools import ROOT
 
 INCIDENT = ROOT / "notebooks/incident"
 MONDAY = datetime(2026, 11, 16, 2, tzinfo=UTC)
+PARTS = 4  # of a delivery, one for each rank
 PART_BYTES = 10_400
+FOR_TESTING = 92_000  # where in the novel begins what no part has
 EDITED = 3  # the rank whose part has other quotes
 NODES = ("node-a", "node-b")
+LOCAL_NAMES = ("127.0.0.1", "localhost")  # what a machine calls itself
 ENVIRONMENT = {
     "GLOO_SOCKET_IFNAME": "lo",
     "OMP_NUM_THREADS": "1",
@@ -46,45 +49,53 @@ HOST = re.compile(r"^(  host +: ).*", re.MULTILINE)
 DATE = re.compile(r"\d{4}-\d\d-\d\d_\d\d:\d\d:\d\d")
 DATE_OF_LOG = re.compile(r"(?<=[WEI])\d{4} \d\d:\d\d:\d\d")  # without its year: W1116 02:00:07
 TIMESTAMP = re.compile(r'(?<="timestamp": ")\d{10}')
+OPENING_QUOTE = re.compile(r'"(?=\w)')  # of the novel, which has straight ones
 
 
 def deliver(folder: Path, begin: int, edited: int | None = None) -> None:
     """Cuts a delivery out of the novel: four parts of equal bytes, one with a printer's quotes."""
-    novel = files("course_material") / "pride_and_prejudice.txt"
+    material = files("course_material")
+    novel = material / "pride_and_prejudice.txt"
     text = novel.read_text("utf-8")
     folder.mkdir(parents=True)
-    for rank in range(4):
-        start = 22_000 * rank + begin
+    for rank in range(PARTS):
+        characters_before = 22_000 * rank
+        start = begin + characters_before
         end = start + PART_BYTES
         part = text[start:end]
         if rank == edited:
             part = with_printers_quotes(part)
-        path = folder / f"part-{rank}.txt"
+        name = f"part-{rank}.txt"
+        path = folder / name
         path.write_text(part, "utf-8")
-    for_testing = folder / "testing.txt"
-    for_testing.write_text(text[92_000:], "utf-8")
+    path = folder / "testing.txt"
+    part = text[FOR_TESTING:]
+    path.write_text(part, "utf-8")
 
 
 def with_printers_quotes(part: str) -> str:
     """A part with curly quotes, which take more bytes, cut to the size of the others."""
-    part = re.sub(r'"(?=\w)', "“", part)
+    part = OPENING_QUOTE.sub("“", part)
     part = part.replace('"', "”")
     part = part.replace("'", "’")
     encoded = part.encode()
     cut = encoded[:PART_BYTES]
     part = cut.decode("utf-8", "ignore")  # not half a sign at its end
-    bytes_kept = len(part.encode())
-    padding = " " * (PART_BYTES - bytes_kept)
+    kept = part.encode()
+    missing_bytes = PART_BYTES - len(kept)
+    padding = " " * missing_bytes
     return part + padding
 
 
 def seeming_start_s(day: int) -> float:
     """When the night of a day seems to begin; Monday's is day 0."""
-    start = MONDAY + timedelta(days=day)
+    since_monday = timedelta(days=day)
+    start = MONDAY + since_monday
     return start.timestamp()
 
 
-Agents = list[subprocess.Popen]
+Agent = subprocess.Popen  # of torchrun, one for each node
+Agents = list[Agent]
 During = Callable[["Night", Agents], None]
 
 
@@ -100,8 +111,9 @@ class Night:
         self.moved_s = start_s - self.begun
         folder = tempfile.mkdtemp(dir=disk)
         self.folder = Path(folder)
-        self.scheduler_log = disk / "scheduler.log"
-        self.scheduler_log.touch()
+        log = disk / "scheduler.log"
+        log.touch()
+        self.scheduler_log = log
 
     def run(self, script: Path, epochs: int, during: During | None = None) -> None:
         """Starts an agent for each node, and waits for both; `during` interferes with them."""
@@ -118,13 +130,17 @@ class Night:
             for agent in agents:
                 agent.kill()
         if not during:
-            self.say(f"ends; exit codes: node-a {code_of_a}, node-b {code_of_b}")
+            codes = f"node-a {code_of_a}, node-b {code_of_b}"
+            words = f"ends; exit codes: {codes}"
+            self.say(words)
 
-    def start(self, script: Path, epochs: int, node_rank: int) -> subprocess.Popen:
+    def start(self, script: Path, epochs: int, node_rank: int) -> Agent:
         """Starts the agent of a node, as its launch line says."""
-        node = self.folder / NODES[node_rank]
+        name = NODES[node_rank]
+        node = self.folder / name
         node.mkdir()
-        shutil.copy(script, node / "train.py")
+        copy_of_script = node / "train.py"
+        shutil.copy(script, copy_of_script)
         port = 25_000 + self.number
         delivery = self.disk / self.delivery
         checkpoint = self.disk / "checkpoint.pt"
@@ -159,18 +175,23 @@ class Night:
         now_s = time.time()
         now = self.seems(now_s)
         date = to_milliseconds(now, "%a %Y-%m-%d %H:%M:%S.%f")
+        line = f"{date} job {self.number} {words}\n"
         with self.scheduler_log.open("a") as log:
-            log.write(f"{date} job {self.number} {words}\n")
+            log.write(line)
 
     def keep(self, where: Path) -> None:
         """Copies what the job left, as a person on call finds it."""
         shutil.rmtree(where, ignore_errors=True)
         sources = self.folder.rglob("*")
         for source in sorted(sources):
-            if not source.is_file() or source.name == "train.py":
+            name = source.name
+            if not source.is_file():
                 continue
-            is_dump = source.name.startswith("calls")
-            if is_dump and where.name != "monday":
+            if name == "train.py":
+                continue
+            is_dump = name.startswith("calls")
+            is_monday = where.name == "monday"
+            if is_dump and not is_monday:
                 continue
             data = source.read_bytes()
             if not data:
@@ -185,7 +206,7 @@ class Night:
             if name_of_folder.isdigit():  # the local rank
                 folder /= name_of_folder
             folder.mkdir(parents=True, exist_ok=True)
-            target = folder / source.name
+            target = folder / name
             target.write_bytes(scrubbed)
 
     def node_of(self, source: Path) -> str:
@@ -204,27 +225,34 @@ class Night:
     def with_short_paths(self, text: str, node: str) -> str:
         """A text without the folders of this machine."""
         folder_of_node = self.folder / node
-        text = text.replace(f"{folder_of_node}/", "")
+        start = f"{folder_of_node}/"
+        text = text.replace(start, "")
         text = FOLDER_OF_PYTHON.sub("", text)
-        text = text.replace(f"{self.disk}/", "")
+        start = f"{self.disk}/"
+        text = text.replace(start, "")
         text = text.replace(sys.executable, "python")
         folder = tempfile.gettempdir()
         escaped_folder = re.escape(folder)
-        return re.sub(rf"{escaped_folder}/\w+/", "", text)
+        temporary_folder = rf"{escaped_folder}/\w+/"
+        return re.sub(temporary_folder, "", text)
 
     def moved(self, text: str) -> str:
         """Moves all times that are written in a text."""
 
         def moved_date(match: re.Match) -> str:
-            return self._later(match[0], "%Y-%m-%d_%H:%M:%S")
+            date = match[0]
+            return self._later(date, "%Y-%m-%d_%H:%M:%S")
 
         def moved_log_date(match: re.Match) -> str:
-            moved = self._later(f"2026 {match[0]}", "%Y %m%d %H:%M:%S")
-            _year, _space, date = moved.partition(" ")
-            return date
+            date = match[0]
+            with_year = f"2026 {date}"
+            moved = self._later(with_year, "%Y %m%d %H:%M:%S")
+            _year, _space, moved_day = moved.partition(" ")
+            return moved_day
 
         def moved_timestamp(match: re.Match) -> str:
-            written_s = int(match[0])
+            written = match[0]
+            written_s = int(written)
             seeming_s = written_s + self.moved_s
             whole_seconds = int(seeming_s)
             return str(whole_seconds)
@@ -259,19 +287,27 @@ class Night:
             encoded = value.encode()
             scrubbed = self.text(encoded, node)
             return scrubbed.decode()
-        is_time = isinstance(value, int) and name.endswith("_ns")
+        if not isinstance(value, int):
+            return value
+        is_time = name.endswith("_ns")
         if is_time and value:  # 0 stands for no time
-            moved_s = round(self.moved_s)
-            moved_ns = moved_s * 10**9
+            moved_ns = self._moved_ns()
             return value + moved_ns
         return value
+
+    def _moved_ns(self) -> int:
+        """By how much a dump's times are moved: whole seconds, in nanoseconds."""
+        whole_seconds = round(self.moved_s)
+        return whole_seconds * 10**9
 
 
 def with_name_of_node(text: str, node: str) -> str:
     """A text in which this machine is called by the node's name."""
-    text = HOST.sub(rf"\1{node}", text)
-    this_machine = os.uname().nodename
-    for name in ("127.0.0.1", "localhost"):
+    host_of_node = rf"\1{node}"
+    text = HOST.sub(host_of_node, text)
+    machine = os.uname()
+    this_machine = machine.nodename
+    for name in LOCAL_NAMES:
         if name != this_machine:
             text = text.replace(name, "node-a")
     return text.replace(this_machine, node)
@@ -288,7 +324,8 @@ def children(pid: int) -> Iterator[int]:
     of_main_thread = Path(f"/proc/{pid}/task/{pid}/children")
     with suppress(OSError):
         text = of_main_thread.read_text()
-        for child in text.split():
+        listed = text.split()
+        for child in listed:
             child_pid = int(child)
             yield from children(child_pid)
     yield pid
@@ -310,13 +347,15 @@ def size_of(path: Path) -> int:
 
 def preempt(night: Night, checkpoint: Path, agents: Agents) -> None:
     """Kills the job as soon as a save has begun."""
-    pids: list[int] = []
-    while len(pids) < 6:  # the ranks, and their agents
+    count = 0
+    while count < 6:  # the ranks, and their agents
         pids = processes_of(agents)
+        count = len(pids)
     complete_bytes = size_of(checkpoint)
-    written_bytes = 0
-    while not 0 < written_bytes < complete_bytes:
+    is_half_written = False
+    while not is_half_written:
         written_bytes = size_of(checkpoint)
+        is_half_written = 0 < written_bytes < complete_bytes
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -325,15 +364,16 @@ def preempt(night: Night, checkpoint: Path, agents: Agents) -> None:
 
 def listing(night: Night, where: Path) -> None:
     """What `ls` says of the shared disk."""
-    text = ""
+    lines = ""
     checkpoints = night.disk.glob("*.pt")
     for path in sorted(checkpoints):
         status = path.stat()
         size = status.st_size
         changed = night.seems(status.st_mtime)
         date = to_milliseconds(changed, "%b %d %H:%M:%S.%f")
-        text += f"{size:>7} {date} {path.name}\n"
-    where.write_text(text)
+        line = f"{size:>7} {date} {path.name}\n"
+        lines += line
+    where.write_text(lines)
 
 
 def week(disk: Path) -> None:
@@ -341,14 +381,17 @@ def week(disk: Path) -> None:
     checkpoint = disk / "checkpoint.pt"
     backup = disk / "backup-of-sunday.pt"
     metrics = disk / "metrics.csv"
-    deliver(disk / "last-week", 0)
-    deliver(disk / "delivery", 4_000, EDITED)
+    last_week = disk / "last-week"
+    deliver(last_week, 0)
+    delivery = disk / "delivery"
+    deliver(delivery, 4_000, EDITED)
     metrics.write_text("night,epoch,loss,validation\n")
     monday = INCIDENT / "monday/train.py"
     tuesday = INCIDENT / "tuesday/train.py"
     thursday = INCIDENT / "thursday/train.py"
+    scripts = (monday, tuesday, thursday)
     texts = {}
-    for script in (monday, tuesday, thursday):
+    for script in scripts:
         texts[script] = script.read_text()
 
     sunday = Night(disk, -1, 4710, "last-week")
@@ -364,12 +407,19 @@ def week(disk: Path) -> None:
     night = Night(disk, 3, 4715, "delivery")
     run_and_keep(night, thursday, 4, "thursday")
     put_back(texts)
+    keep_of_week(disk)
 
-    for name in ("metrics.csv", "scheduler.log"):
-        shutil.copy(disk / name, INCIDENT / name)
+
+def keep_of_week(disk: Path) -> None:
+    """Copies what all nights have written or read: metrics, the scheduler's log, the delivery."""
+    metrics = disk / "metrics.csv"
+    shutil.copy(metrics, INCIDENT)
+    scheduler_log = disk / "scheduler.log"
+    shutil.copy(scheduler_log, INCIDENT)
+    delivery = disk / "delivery"
     kept_delivery = INCIDENT / "delivery"
     shutil.rmtree(kept_delivery, ignore_errors=True)
-    shutil.copytree(disk / "delivery", kept_delivery)
+    shutil.copytree(delivery, kept_delivery)
 
 
 def put_back(texts: dict[Path, str]) -> None:
@@ -394,12 +444,19 @@ def wednesday(disk: Path, script: Path, sunday: Night) -> None:
     kept = INCIDENT / "wednesday"
     again.keep(kept)
     backup = disk / "backup-of-sunday.pt"
-    status = backup.stat()
-    sunday_to_wednesday_s = sunday.moved_s - seeming_start_s(2)
-    saved_s = status.st_mtime + sunday_to_wednesday_s + killed.begun
-    os.utime(backup, (saved_s, saved_s))  # Sunday, as seen from Wednesday
-    listing(killed, kept / "ls.txt")
+    date_backup(backup, sunday, killed)
+    list_of_files = kept / "ls.txt"
+    listing(killed, list_of_files)
     shutil.copy(checkpoint, kept)
+
+
+def date_backup(backup: Path, sunday: Night, killed: Night) -> None:
+    """Dates Sunday's backup as it seems from Wednesday, whose dates are moved by something else."""
+    status = backup.stat()
+    seeming_s = status.st_mtime + sunday.moved_s
+    saved_s = seeming_s - killed.moved_s
+    times = (saved_s, saved_s)  # of the last look at it, and of the last change
+    os.utime(backup, times)
 
 
 def run_and_keep(
@@ -412,7 +469,8 @@ def run_and_keep(
         add_to_week(night, metrics)
         metrics.unlink()
     if keep_as:
-        night.keep(INCIDENT / keep_as)
+        where = INCIDENT / keep_as
+        night.keep(where)
 
 
 def add_to_week(night: Night, metrics: Path) -> None:
@@ -420,12 +478,15 @@ def add_to_week(night: Night, metrics: Path) -> None:
     begun = night.seems(night.begun)
     day = begun.strftime("%a")
     text = metrics.read_text()
+    lines = text.splitlines()
     metrics_of_week = night.disk / "metrics.csv"
     with metrics_of_week.open("a") as all_nights:
-        for line in text.splitlines():
-            all_nights.write(f"{day},{line}\n")
+        for line in lines:
+            line_with_day = f"{day},{line}\n"
+            all_nights.write(line_with_day)
 
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
-        week(Path(folder))
+        shared_disk = Path(folder)
+        week(shared_disk)

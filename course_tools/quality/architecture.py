@@ -23,13 +23,18 @@ from course_tools import ROOT
 PACKAGE = "course_utils"  # its modules are called `launcher.team`, those of the others by full name
 HOUSE = "root"  # the modules of the library that are in no room
 JUDGE = "course_checks"
-CLUSTER, CHALLENGE, TOOLS = "course_cluster", "course_challenge", "course_tools"
+CLUSTER = "course_cluster"
+CHALLENGE = "course_challenge"
+TOOLS = "course_tools"
 LESSONS = "course_lessons"
-TESTING, LINT, MUSEUM = "course_testing", "course_lint", "course_museum"
-PACKAGES = PACKAGE, JUDGE, CLUSTER, CHALLENGE, LESSONS, TESTING, LINT, MUSEUM, TOOLS
+TESTING = "course_testing"
+LINT = "course_lint"
+MUSEUM = "course_museum"
+PACKAGES = (PACKAGE, JUDGE, CLUSTER, CHALLENGE, LESSONS, TESTING, LINT, MUSEUM, TOOLS)
 LIBRARY = ("launcher", "record", "hang", "flight", "network", "pictures", "devices", HOUSE)
 Modules = dict[str, Path]  # every module's file, by the module's name
 Graph = dict[str, set[str]]  # by module or room, those that it imports
+Complaints = Iterator[str]  # a sentence for each thing that is wrong
 # From below: what a room may import, a whole room or single modules of it.
 ALLOWED = {
     "launcher": (),
@@ -182,9 +187,9 @@ def room(module: str, known: Modules) -> str:
 
 def package_of(module: str) -> str:
     """The package that a module is in."""
-    first = top(module)
-    if first in PACKAGES:
-        return first
+    package = top(module)
+    if package in PACKAGES:
+        return package
     return PACKAGE
 
 
@@ -201,22 +206,25 @@ def imported(path: Path) -> list[str]:
     tree = parsed(path)
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            for name in node.names:
-                names.append(name.name)
+            for alias in node.names:
+                names.append(alias.name)
         elif isinstance(node, ast.ImportFrom):
-            for name in node.names:
-                names.append(f"{node.module}.{name.name}")
+            for alias in node.names:
+                name = f"{node.module}.{alias.name}"
+                names.append(name)
     return names
 
 
 def imported_packages(path: Path) -> set[str]:
     """The packages from which a file imports anything."""
-    return set(map(top, imported(path)))
+    names = imported(path)
+    return set(map(top, names))
 
 
 def top(name: str) -> str:
     """The first part of a module's name."""
-    return name.split(".")[0]
+    first, *_ = name.split(".")
+    return first
 
 
 def arrows(known: Modules) -> Graph:
@@ -225,7 +233,8 @@ def arrows(known: Modules) -> Graph:
     for module, path in known.items():
         targets = set()
         for name in imported(path):
-            if top(name) in PACKAGES:
+            package = top(name)
+            if package in PACKAGES:
                 target = module_of(name, known)
                 targets.add(target)
         targets.discard(module)
@@ -245,12 +254,14 @@ def module_of(name: str, known: Modules) -> str:
 def between_rooms(known: Modules) -> Graph:
     """By room, the rooms that it imports."""
     graph = defaultdict(set)
-    for module, others in arrows(known).items():
+    by_module = arrows(known)
+    for module, others in by_module.items():
         importing_room = room(module, known)
+        imported_rooms = graph[importing_room]
         for other in others:
             other_room = room(other, known)
-            graph[importing_room].add(other_room)
-        graph[importing_room].discard(importing_room)
+            imported_rooms.add(other_room)
+        imported_rooms.discard(importing_room)
     return graph
 
 
@@ -281,19 +292,21 @@ def nodes(path: Path) -> int:
     return count
 
 
-def upwards(known: Modules) -> Iterator[str]:
+def upwards(known: Modules) -> Complaints:
     """Every arrow that the table does not allow."""
-    for module, others in arrows(known).items():
+    by_module = arrows(known)
+    for module, others in by_module.items():
         importing_room = room(module, known)
-        allowed = {importing_room}
-        allowed.update(ALLOWED.get(importing_room, ()))
+        in_table = ALLOWED.get(importing_room, ())
+        allowed = {importing_room, *in_table}
         for other in sorted(others):
             other_room = room(other, known)
-            if other not in allowed and other_room not in allowed:
+            is_allowed = other in allowed or other_room in allowed
+            if not is_allowed:
                 yield f"an arrow up: {module} imports {other}"
 
 
-def from_outside(known: Modules) -> Iterator[str]:
+def from_outside(known: Modules) -> Complaints:
     """Every package beside the standard library that a room must do without."""
     always_there = sys.stdlib_module_names | {PACKAGE}
     for module, path in known.items():
@@ -304,39 +317,45 @@ def from_outside(known: Modules) -> Iterator[str]:
             allowed = OUTSIDE[importing_room]
         else:
             continue
-        outsiders = imported_packages(path) - always_there - allowed
+        packages = imported_packages(path)
+        outsiders = packages - always_there - allowed
         for name in sorted(outsiders):
             yield f"a package from outside: {module} imports {name}"
 
 
-def from_tests(known: Modules, root: Path) -> Iterator[str]:
+def from_tests(known: Modules, root: Path) -> Complaints:
     """Every import of the tests: what both need belongs in a package."""
     helpers = {"conftest", "tests"}
-    for path in (root / TESTS).glob("*.py"):
+    folder = root / TESTS
+    for path in folder.glob("*.py"):
         helpers.add(path.stem)
     for module, path in known.items():
-        parts_of_tests = imported_packages(path) & helpers
+        packages = imported_packages(path)
+        parts_of_tests = packages & helpers
         for name in sorted(parts_of_tests):
             yield f"a part of the tests: {module} imports {name}"
 
 
-def from_material(root: Path) -> Iterator[str]:
+def from_material(root: Path) -> Complaints:
     """Every import of these packages in the material."""
-    for path in (root / MATERIAL).rglob("*.py"):
+    folder = root / MATERIAL
+    for path in folder.rglob("*.py"):
         place = path.relative_to(root)
-        packages = imported_packages(path).intersection(PACKAGES)
-        for name in sorted(packages):
+        packages = imported_packages(path)
+        packages_of_house = packages.intersection(PACKAGES)
+        for name in sorted(packages_of_house):
             yield f"an arrow up: {place} imports {name}"
 
 
-def too_large(known: Modules) -> Iterator[str]:
+def too_large(known: Modules) -> Complaints:
     """Rooms, packages and the list of public names that are larger than they may be."""
     _, sizes = files_and_sizes(known)
     for name, limit in NODES.items():
         size = sizes[name]
         if size > limit:
             yield f"{name}: {size} nodes, at most {limit}"
-    count = len(public(known))
+    public_names = public(known)
+    count = len(public_names)
     if count > PUBLIC_NAMES:
         yield f"{count} public names, at most {PUBLIC_NAMES}"
 
@@ -362,7 +381,8 @@ def public(known: Modules) -> list[str]:
             continue
         table = node.value
         if isinstance(table, ast.Dict):
-            return [ast.literal_eval(key) for key in table.keys if key]
+            keys = filter(None, table.keys)
+            return list(map(ast.literal_eval, keys))
     return []
 
 
@@ -385,24 +405,32 @@ def picture(known: Modules) -> str:
     rows = [f"{head}  files  nodes  imports"]
     graph = between_rooms(known)
     files, sizes = files_and_sizes(known)
-    names = dict.fromkeys([*ALLOWED, *graph, PACKAGE])
+    with_repetitions = [*ALLOWED, *graph, PACKAGE]
+    names = dict.fromkeys(with_repetitions)
     for name in names:
         count = files[name]
         size = sizes[name]
         imported_rooms = sorted(graph[name])
         imports = ", ".join(imported_rooms)
-        row = f"{name:22}  {count:5}  {size:5}  {imports}"
-        rows.append(row.rstrip())
-    folder = ROOT / MATERIAL
-    material = list(folder.rglob("*.py"))
-    count = len(material)
-    size = sum(map(nodes, material))
-    rows.append(f"beside them, {MATERIAL}: {count} files, {size} nodes")
+        line = f"{name:22}  {count:5}  {size:5}  {imports}"
+        row = line.rstrip()
+        rows.append(row)
+    row_of_material = line_of_material()
+    rows.append(row_of_material)
     public_names = public(known)
     count = len(public_names)
     listed = ", ".join(public_names)
     rows.append(f"{count} public names: {listed}")
     return "\n".join(rows)
+
+
+def line_of_material() -> str:
+    """How many files the material has, and how many nodes."""
+    folder = ROOT / MATERIAL
+    paths = list(folder.rglob("*.py"))
+    count = len(paths)
+    size = sum(map(nodes, paths))
+    return f"beside them, {MATERIAL}: {count} files, {size} nodes"
 
 
 def main() -> None:
@@ -411,9 +439,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=first_line)
     parser.parse_args()
     known = modules()
-    print(picture(known))
+    text = picture(known)
+    print(text)
     wrong = problems(known)
-    print("\n".join(wrong), file=sys.stderr)
+    complaints = "\n".join(wrong)
+    print(complaints, file=sys.stderr)
     if wrong:
         sys.exit(1)
 

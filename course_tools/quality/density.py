@@ -60,6 +60,7 @@ VAGUE_NAMES = {
 }
 FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
 DOCUMENTED = FUNCTION | ast.ClassDef | ast.Module  # what may begin with a docstring
+WITHOUT_TEXT = ast.Module | ast.expr_context  # a node that no sign of the source stands for
 FOLDING = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.IfExp)
 NO_CODE = {
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),
@@ -90,26 +91,33 @@ class Count:
 
     @property
     def nodes_per_line(self) -> float:
-        return self.nodes / max(self.lines, 1)
+        return ratio(self.nodes, self.lines)
 
     @property
     def walruses_per_1000_lines(self) -> float:
-        return 1000 * self.walruses / max(self.lines, 1)
+        return ratio(1000 * self.walruses, self.lines)
 
     @property
     def foldings_per_100_lines(self) -> float:
-        return 100 * self.foldings / max(self.lines, 1)
+        return ratio(100 * self.foldings, self.lines)
 
     @property
     def vague_percent(self) -> float:
-        return 100 * self.vague_names / max(self.names, 1)
+        return ratio(100 * self.vague_names, self.names)
+
+
+def ratio(counted: int, total: int) -> float:
+    """How much of something there is for each of a total, which may be 0 where nothing is."""
+    divisor = max(total, 1)
+    return counted / divisor
 
 
 def syntax_nodes(tree: ast.AST) -> Iterator[ast.AST]:
-    """Every node but those that carry no text of their own: the module, and load or store."""
+    """Every node that stands for a piece of the source: not the module, nor load or store."""
     for node in ast.walk(tree):
-        if not isinstance(node, ast.Module | ast.expr_context):
-            yield node
+        if isinstance(node, WITHOUT_TEXT):
+            continue
+        yield node
 
 
 def docstring_lines(tree: ast.AST) -> set[int]:
@@ -118,7 +126,8 @@ def docstring_lines(tree: ast.AST) -> set[int]:
     for node in ast.walk(tree):
         if not isinstance(node, DOCUMENTED):
             continue
-        if ast.get_docstring(node, clean=False) is None:
+        text = ast.get_docstring(node, clean=False)
+        if text is None:
             continue
         docstring = node.body[0]
         end = docstring.end_lineno + 1
@@ -145,8 +154,10 @@ def code_lines(source: str, tree: ast.AST) -> int:
 
 def name_given(node: ast.AST) -> str | None:
     """The name that a node gives to a variable, an argument or a function, if it gives one."""
-    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-        return node.id
+    if isinstance(node, ast.Name):
+        if isinstance(node.ctx, ast.Store):
+            return node.id
+        return None
     if isinstance(node, ast.arg):
         return node.arg
     if isinstance(node, FUNCTION):
@@ -163,9 +174,11 @@ def count(source: str) -> Count:
         result.walruses += isinstance(node, ast.NamedExpr)
         result.foldings += isinstance(node, FOLDING)
         name = name_given(node)
-        if name is not None:
-            result.names += 1
-            result.vague_names += name in VAGUE_NAMES
+        if name is None:
+            continue
+        is_vague = name in VAGUE_NAMES
+        result.names += 1
+        result.vague_names += is_vague
     return result
 
 
@@ -179,23 +192,24 @@ def count_file(path: Path) -> Count:
 def count_package(folder: Path) -> Count:
     """Adds up the files of a package, with its sub-packages."""
     total = Count()
-    for path in sorted(folder.rglob("*.py")):
-        total.add(count_file(path))
+    paths = folder.rglob("*.py")
+    for path in sorted(paths):
+        counted = count_file(path)
+        total.add(counted)
     return total
 
 
 def densest_functions(folder: Path) -> list[tuple[float, str]]:
     """(nodes per line, where it is) of each function worth a look, the densest first."""
     functions = []
-    for path in sorted(folder.rglob("*.py")):
+    for path in folder.rglob("*.py"):
         place = path.relative_to(folder.parent)
         source = path.read_text(encoding="utf-8")
         tree = ast.parse(source)
         for node in ast.walk(tree):
             if not isinstance(node, FUNCTION):
                 continue
-            lines_before = node.lineno - 1
-            lines = node.end_lineno - lines_before
+            lines = lines_of(node)
             if lines < SHORTEST_FUNCTION_TO_LIST:
                 continue
             nodes = list(syntax_nodes(node))
@@ -206,10 +220,17 @@ def densest_functions(folder: Path) -> list[tuple[float, str]]:
     return functions
 
 
+def lines_of(node: ast.stmt) -> int:
+    """How many lines a statement takes, blank lines and comments among them."""
+    lines_before = node.lineno - 1
+    return node.end_lineno - lines_before
+
+
 def problems(root: Path = ROOT) -> Iterator[str]:
     """A sentence for every figure of a package that is above its limit."""
     for package, limit in LIMITS.items():
-        total = count_package(root / package)
+        folder = root / package
+        total = count_package(folder)
         for field in fields(Limit):
             name = field.name
             figure = getattr(total, name)
@@ -224,11 +245,13 @@ def rows(packages: Iterable[str], root: Path = ROOT) -> Iterator[str]:
     form = "{:24}{:>8}{:>8}{:>8}{:>8}{:>8}{:>9}"
     yield form.format("", "lines", "nodes", "a line", "walrus", "folded", "vague %")
     for package in packages:
-        total = count_package(root / package)
+        folder = root / package
+        total = count_package(folder)
         figures = []
         for field in fields(Limit):
             figure = getattr(total, field.name)
-            figures.append(f"{figure:.1f}")
+            rounded = f"{figure:.1f}"
+            figures.append(rounded)
         yield form.format(package, total.lines, total.nodes, *figures)
 
 
@@ -245,7 +268,8 @@ def main() -> None:
     for package in arguments.packages:
         folder = ROOT / package
         functions = densest_functions(folder)
-        for nodes_per_line, place in functions[:25]:
+        densest = functions[:25]
+        for nodes_per_line, place in densest:
             print(f"{nodes_per_line:6.1f} nodes a line: {place}")
 
 

@@ -27,11 +27,13 @@ EXTRAS = {"10_keras": "keras"}  # what `make test` installs for a lab, and `make
 def _installed_labs() -> list[str]:
     """The labs whose packages are installed."""
     slugs = []
-    paths = (ROOT / "source/labs").glob("[0-9]*_*.py")
+    folder = ROOT / "source/labs"
+    paths = folder.glob("[0-9]*_*.py")
     for path in sorted(paths):
-        package = EXTRAS.get(path.stem, "torch")
+        slug = path.stem
+        package = EXTRAS.get(slug, "torch")
         if importlib.util.find_spec(package):
-            slugs.append(path.stem)
+            slugs.append(slug)
     return slugs
 
 
@@ -69,7 +71,12 @@ def sources(path: Path, cut: bool = False) -> list[str]:
 def sizes(options: Options) -> list[int]:
     """The world sizes of a check, two ranks first, which show most mistakes, and one last."""
     wanted = options.get("world_sizes", SIZES)
-    return sorted(wanted, key=lambda size: (size == 1, size))
+
+    def alone_last(size: int) -> tuple[bool, int]:
+        is_alone = size == 1
+        return is_alone, size
+
+    return sorted(wanted, key=alone_last)
 
 
 def cheapest_first(options: Options) -> Iterator[Options]:
@@ -82,8 +89,9 @@ def cheapest_first(options: Options) -> Iterator[Options]:
     all_sizes = sizes(options)
     if len(cases) > 1 and not isinstance(cases[0], Case):
         first_size = all_sizes[:1]
-        last_case = {"world_sizes": first_size, "cases": cases[-1:], "require": ()}
-        yield options | last_case
+        last_case = cases[-1:]
+        last_alone = {"world_sizes": first_size, "cases": last_case, "require": ()}
+        yield options | last_alone
     for size in all_sizes:
         one_size = {"world_sizes": (size,)}
         yield options | one_size
@@ -116,7 +124,8 @@ def hung_or_judged(fn: Callable, options: Options) -> Outcome:
     """What a check says of a wrong answer, with little time for those that hang."""
     hurried = options | HUNG
     outcome = check_here(fn, **hurried)
-    if any(words in outcome.message for words in SLOW):
+    needed_longer = any(words in outcome.message for words in SLOW)
+    if needed_longer:
         patient = options | {"timeout": 5.0}
         return check_here(fn, **patient)
     return outcome
@@ -124,7 +133,8 @@ def hung_or_judged(fn: Callable, options: Options) -> Outcome:
 
 def run(source: str, name: str, names: Names) -> None:
     """Run a cell's text; tracebacks know it by this name, as if of a file."""
+    size = len(source)
     lines = source.splitlines(keepends=True)
-    linecache.cache[name] = (len(source), None, lines, name)
+    linecache.cache[name] = (size, None, lines, name)
     code = compile(source, name, "exec")
     exec(code, names)

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import tomllib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -37,8 +37,13 @@ KILLED = "killed"
 SAME = "equivalent"
 SURVIVES = "surviving"
 RAISED = "raised"
+Cells = list[str]  # the texts of code cells
 Exercises = dict[int, str]  # by the number of each cell, the name of its exercise
 Mutants = dict[int, list[Mutant]]  # by the number of their cell
+Reasons = dict[str, str]  # by a change, why it does no harm
+Listed = dict[str, Reasons]  # by exercise
+Fate = tuple[str, str]  # what became of a mutant, and what is reported of it
+Counts = Counter[str]  # by fate, how many mutants
 MOST_S = 180.0  # for one mutant; what is not done by then hangs where check has no say
 
 
@@ -59,7 +64,7 @@ class Choice(NamedTuple):
     seed: int = 0
 
 
-def tried(path: Path, known: dict[str, dict[str, str]], choice: Choice) -> Iterator[Tried]:
+def tried(path: Path, known: Listed, choice: Choice) -> Iterator[Tried]:
     """Try the mutants of a lab: each in a fork of a process that ran the cells before its own."""
     lab = Lab(path)
     course_utils.launch(os.getpid, world_size=1)  # imports what each fork would import again
@@ -69,19 +74,22 @@ def tried(path: Path, known: dict[str, dict[str, str]], choice: Choice) -> Itera
         wanted = _wanted(lab.cells, exercise_of, choice)
         lab.begin()
         for number, cell in enumerate(lab.cells):
-            following = lab.cells[number + 1 :]
-            for mutant in wanted.pop(number, ()):
+            next_number = number + 1
+            following = lab.cells[next_number:]
+            mutants_of_cell = wanted.pop(number, ())
+            for mutant in mutants_of_cell:
                 exercise = exercise_of[number]
                 equivalent = known.get(exercise, {})
                 yield _tried_mutant(mutant, exercise, equivalent, lab, following)
             if not wanted:
                 return
-            with contextlib.redirect_stdout(io.StringIO()):
+            unread = io.StringIO()
+            with contextlib.redirect_stdout(unread):
                 lab.run(cell, number)
 
 
 def _tried_mutant(
-    mutant: Mutant, exercise: str, equivalent: Collection[str], lab: "Lab", following: list[str]
+    mutant: Mutant, exercise: str, equivalent: Reasons, lab: "Lab", following: Cells
 ) -> Tried:
     """What becomes of one mutant, which stands before the cells that follow its own."""
     change = mutant.change
@@ -127,22 +135,23 @@ class Lab:
             self.run(cell, number)
             if not self.caught:
                 continue
-            exercise = next(iter(self.caught))
+            exercise, *_ = self.caught
             for earlier in unchecked:
                 exercises.append((earlier, exercise))
             unchecked = []
         return exercises
 
-    def fate(self, cells: list[str]) -> tuple[str, str]:
+    def fate(self, cells: Cells) -> Fate:
         """What becomes of these cells in a fork, and what is reported of it."""
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
             judge = partial(self._judged, cells, folder)
             try:
                 return in_child_process(judge, MOST_S)
             except RuntimeError as error:  # it has ended the process, or hangs in it
-                return KILLED, str(error)
+                reason = str(error)
+                return KILLED, reason
 
-    def _judged(self, cells: list[str], folder: str) -> tuple[str, str]:
+    def _judged(self, cells: Cells, folder: str) -> Fate:
         """In a fork: runs the cells as far as the next check; returns what becomes of them."""
         os.chdir(folder)
         os.environ["TMPDIR"] = folder
@@ -152,21 +161,32 @@ class Lab:
         except Exception as error:
             return KILLED, _raised(error)
         for exercise in self.caught.values():
-            for options in lab_checks.cheapest_first(exercise.options):
-                try:
-                    outcome = _outcome(exercise.fn, options)
-                except Exception as error:
-                    return RAISED, _raised(error)
-                if not outcome:
-                    return KILLED, f"{outcome.where}: {outcome.message}"
+            fate = _judged_exercise(exercise)
+            if fate is not None:
+                return fate
         return SURVIVES, ""
 
-    def _run_to_next_check(self, cells: list[str]) -> None:
+    def _run_to_next_check(self, cells: Cells) -> None:
         self.caught.clear()
         for number, cell in enumerate(cells):
-            self.run(cell, f"mutant {number}")
+            label = f"mutant {number}"
+            self.run(cell, label)
             if self.caught:
                 return
+
+
+def _judged_exercise(exercise: lab_checks.Exercise) -> Fate | None:
+    """What the check makes of an answer; None if it lets the answer pass."""
+    parts_of_check = lab_checks.cheapest_first(exercise.options)
+    for options in parts_of_check:
+        try:
+            outcome = _outcome(exercise.fn, options)
+        except Exception as error:
+            return RAISED, _raised(error)
+        if not outcome:
+            report = f"{outcome.where}: {outcome.message}"
+            return KILLED, report
+    return None
 
 
 def _outcome(fn: Callable, options: lab_checks.Options) -> Outcome:
@@ -180,7 +200,7 @@ def _raised(error: Exception) -> str:
     return f"{kind}: {error}"
 
 
-def _wanted(cells: list[str], exercise_of: Exercises, choice: Choice) -> Mutants:
+def _wanted(cells: Cells, exercise_of: Exercises, choice: Choice) -> Mutants:
     """The mutants that are wanted, in the order of their cells; cells without any are left out."""
     by_cell = {}
     for number, cell in enumerate(cells):
@@ -205,20 +225,24 @@ def _drawn(by_cell: Mutants, exercise_of: Exercises, choice: Choice) -> Iterator
         if not of_cell:
             continue
         exercise = exercise_of[number]
-        if choice.only in ("", exercise):
+        is_wanted = choice.only in ("", exercise)
+        if is_wanted:
             by_exercise[exercise] += of_cell
     for exercise, of_exercise in by_exercise.items():
         seed = f"{choice.seed} {exercise}"
         draw = random.Random(seed)
-        count = min(choice.most, len(of_exercise))
+        there_are = len(of_exercise)
+        count = min(choice.most, there_are)
         yield from draw.sample(of_exercise, count)
 
 
-def show(path: Path, choice: Choice, loud: bool) -> Counter[str]:
+def show(path: Path, choice: Choice, loud: bool) -> Counts:
     """Try a lab's mutants and print its table; returns how many came to which end."""
-    known = _equivalent().get(path.stem, {})
-    counts: dict[str, Counter[str]] = defaultdict(Counter)
-    print(f"\n{path.stem}", flush=True)
+    lab = path.stem
+    of_all_labs = _equivalent()
+    known = of_all_labs.get(lab, {})
+    counts: dict[str, Counts] = defaultdict(Counter)
+    print(f"\n{lab}", flush=True)
     for mutant in tried(path, known, choice):
         of_exercise = counts[mutant.exercise]
         of_exercise[mutant.fate] += 1
@@ -228,14 +252,15 @@ def show(path: Path, choice: Choice, loud: bool) -> Counter[str]:
             print(line, flush=True)
     total = Counter()
     for name, of_exercise in counts.items():
-        print(_line(name, of_exercise))
+        line = _line(name, of_exercise)
+        print(line)
         total += of_exercise
-    line_of_total = _line("all", total)
-    print(line_of_total, flush=True)
+    line = _line("all", total)
+    print(line, flush=True)
     return total
 
 
-def _equivalent() -> dict[str, dict[str, dict[str, str]]]:
+def _equivalent() -> dict[str, Listed]:
     """By lab and exercise, the changes that do no harm, each with the reason."""
     text = EQUIVALENT.read_text("utf-8")
     return tomllib.loads(text)
@@ -246,18 +271,21 @@ def _line_of(mutant: Tried) -> str:
     if mutant.report:
         words = mutant.report.split()
         report = " ".join(words)
-        line += f"  [{report[:150]}]"
+        beginning = report[:150]
+        line += f"  [{beginning}]"
     return line
 
 
-def _line(name: str, counts: Counter[str]) -> str:
+def _line(name: str, counts: Counts) -> str:
     total = counts.total()
     raised = counts[RAISED]
     killed = counts[KILLED] + raised
-    line = f"  {name:26}{total:5} made, {killed:4} killed, "
     equivalent = counts[SAME]
     surviving = counts[SURVIVES]
-    line += f"{equivalent:3} equivalent, {surviving:3} surviving"
+    line = f"  {name:26}{total:5} made"
+    line += f", {killed:4} killed"
+    line += f", {equivalent:3} equivalent"
+    line += f", {surviving:3} surviving"
     if raised:
         line += f", check raised for {raised}"
     return line
@@ -266,20 +294,23 @@ def _line(name: str, counts: Counter[str]) -> str:
 def stale(root: Path = ROOT) -> list[str]:
     """Entries of equivalent.toml that are no mutant of their lab any more."""
     entries = []
-    for slug, exercises in _equivalent().items():
+    of_all_labs = _equivalent()
+    for slug, exercises in of_all_labs.items():
         lab = root / f"source/labs/{slug}.py"
         changes = _changes_of(lab)
         for listed in exercises.values():
             gone = listed.keys() - changes
             for change in gone:
-                entries.append(f"{slug}: {change}")
+                entry = f"{slug}: {change}"
+                entries.append(entry)
     return entries
 
 
 def _changes_of(lab: Path) -> set[str]:
     """By what each mutant of a lab is known."""
     changes = set()
-    for cell in lab_checks.sources(lab):
+    cells = lab_checks.sources(lab)
+    for cell in cells:
         for mutant in mutants(cell):
             changes.add(mutant.change)
     return changes
@@ -301,15 +332,18 @@ def main() -> None:
     show_lab = partial(show, choice=choice, loud=args.loud)
     # A process for each lab: what one leaves in its process does not reach the next.
     total = Counter()
-    with get_context("fork").Pool(args.workers, maxtasksperchild=1) as pool:
+    processes = get_context("fork")
+    with processes.Pool(args.workers, maxtasksperchild=1) as pool:
         for counts in pool.imap(show_lab, paths, chunksize=1):
             total += counts
-    print()
-    print(_line("all labs", total))
+    line = _line("all labs", total)
+    print(f"\n{line}")
     old = stale()
     for entry in old:
         print(f"no mutant any more: {entry}")
-    holes = total[SURVIVES] + total[RAISED]
+    surviving = total[SURVIVES]
+    raised = total[RAISED]
+    holes = surviving + raised
     is_in_order = paths and not holes and not old
     if not is_in_order:
         sys.exit(1)
@@ -321,7 +355,8 @@ def _labs(names: list[str]) -> list[Path]:
     paths = []
     for slug in lab_checks.SLUGS:
         if not names or slug.startswith(beginnings):
-            paths.append(ROOT / f"source/labs/{slug}.py")
+            path = ROOT / f"source/labs/{slug}.py"
+            paths.append(path)
     return paths
 
 

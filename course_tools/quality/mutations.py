@@ -50,6 +50,7 @@ SAME = ast.Eq | ast.NotEq | ast.In | ast.NotIn | ast.Is | ast.IsNot  # whose swa
 
 
 Span = tuple[int, int]  # of a text, from one byte to another
+TimesWritten = Counter[str]  # by name, how often something is given to it
 
 
 class Mutant(NamedTuple):
@@ -70,7 +71,9 @@ class Edit(NamedTuple):
     def is_within(self, span: Span) -> bool:
         """Whether all of the piece lies in that part of the text."""
         start, end = span
-        return start <= self.start and self.end <= end
+        if self.start < start:
+            return False
+        return self.end <= end
 
     def applied_to(self, text: bytes) -> bytes:
         """The whole text, changed."""
@@ -78,6 +81,9 @@ class Edit(NamedTuple):
         instead = self.text.encode()
         after = text[self.end :]
         return before + instead + after
+
+
+Edits = Iterator[Edit]
 
 
 def mutants(source: str) -> list[Mutant]:
@@ -93,7 +99,9 @@ def mutants(source: str) -> list[Mutant]:
             continue
         changed_text = edit.applied_to(text)
         changed = changed_text.decode()
-        if changed == source or changed in by_source:
+        if changed == source:
+            continue
+        if changed in by_source:
             continue
         if not _is_python(changed):
             continue
@@ -113,9 +121,11 @@ def _marked_spans(source: str) -> list[Span]:
     for match in MARKED.finditer(source):
         first_sign = match.start()
         above = source[:first_sign]
+        bytes_above = above.encode()
         marked = match[0]
-        start = len(above.encode())
-        end = start + len(marked.encode())
+        marked_bytes = marked.encode()
+        start = len(bytes_above)
+        end = start + len(marked_bytes)
         span = (start, end)
         spans.append(span)
     return spans
@@ -137,10 +147,10 @@ def _change(text: bytes, edit: Edit) -> str:
     lines = text[start:end]
     start_in_lines = edit.start - start
     end_in_lines = edit.end - start
-    edit_of_lines = edit._replace(start=start_in_lines, end=end_in_lines)
-    changed = edit_of_lines.applied_to(lines)
+    edit_of_lines = Edit(start_in_lines, end_in_lines, edit.text)
+    changed_lines = edit_of_lines.applied_to(lines)
     old = _first_line(lines)
-    new = _first_line(changed)
+    new = _first_line(changed_lines)
     return f"{old} -> {new}"
 
 
@@ -177,20 +187,20 @@ class Editor:
         self.names = _times_written(self.tree)
         start = 0  # in bytes
         self.line_starts = [start]
-        for line in self.text.splitlines(keepends=True):
+        lines = self.text.splitlines(keepends=True)
+        for line in lines:
             start += len(line)
             self.line_starts.append(start)
 
-    def edits(self) -> Iterator[Edit]:
+    def edits(self) -> Edits:
         """Every mistake, not only those between the markers."""
         in_f_strings = self._in_f_strings()
         for node in ast.walk(self.tree):
-            if id(node) in in_f_strings:
+            id_of_node = id(node)
+            if id_of_node in in_f_strings:
                 continue
-            for part in ("body", "orelse", "finalbody"):
-                block = getattr(node, part, None)
-                if isinstance(block, list):
-                    yield from self._of_block(block)
+            for block in _blocks(node):
+                yield from self._of_block(block)
             yield from self._of_expression(node)
             is_while = isinstance(node, ast.While)
             for test in _tests(node):
@@ -214,10 +224,12 @@ class Editor:
 
     def _span(self, node: ast.AST) -> Span:
         """Where in the text a node is; its lines count from 1."""
-        first_line = self.line_starts[node.lineno - 1]
-        last_line = self.line_starts[node.end_lineno - 1]
-        start = first_line + node.col_offset
-        end = last_line + node.end_col_offset
+        lines_before_first = node.lineno - 1
+        lines_before_last = node.end_lineno - 1
+        start_of_first_line = self.line_starts[lines_before_first]
+        start_of_last_line = self.line_starts[lines_before_last]
+        start = start_of_first_line + node.col_offset
+        end = start_of_last_line + node.end_col_offset
         return start, end
 
     def _source(self, node: ast.AST) -> str:
@@ -236,7 +248,7 @@ class Editor:
 
     def _operator(
         self, left: ast.AST, operator: ast.AST, right: ast.AST, ending: str = ""
-    ) -> Iterator[Edit]:
+    ) -> Edits:
         """Another operator between two operands, whose parentheses stay; none for some."""
         kind = type(operator)
         if kind not in OPERATORS:
@@ -247,13 +259,15 @@ class Editor:
         text = OPERATOR.sub(new, gap.text, count=1)
         yield gap._replace(text=text)
 
-    def _of_block(self, block: list[ast.stmt]) -> Iterator[Edit]:
+    def _of_block(self, block: list[ast.stmt]) -> Edits:
         """A statement dropped, or exchanged with the next."""
         for statement in block:
-            if not _is_vain(statement, self.names):
+            is_vain = _is_vain(statement, self.names)
+            if not is_vain:
                 yield self._edit(statement, "pass")
         for statement, following in pairwise(block):
-            if not _are_apart(statement, following):
+            are_apart = _are_apart(statement, following)
+            if not are_apart:
                 yield self._exchanged(statement, following)
 
     def _exchanged(self, statement: ast.stmt, following: ast.stmt) -> Edit:
@@ -264,12 +278,14 @@ class Editor:
         start, _ = self._span(statement)
         _, end = self._span(following)
         exchanged = second + gap.text + first
-        first_line, *_below = first.splitlines()
-        second_line, *_below = second.splitlines()
+        lines_of_first = first.splitlines()
+        lines_of_second = second.splitlines()
+        first_line = lines_of_first[0]
+        second_line = lines_of_second[0]
         change = f"{first_line} <-> {second_line}"
         return Edit(start, end, exchanged, change)
 
-    def _of_expression(self, node: ast.AST) -> Iterator[Edit]:
+    def _of_expression(self, node: ast.AST) -> Edits:
         """An operator, a number or a name swapped, a call with other arguments."""
         match node:
             case ast.BinOp(left, operator, right):
@@ -278,10 +294,8 @@ class Editor:
                 yield from self._operator(target, operator, value, "=")
             case ast.BoolOp(operator, [first, second, *_]):
                 yield from self._operator(first, operator, second)
-            case ast.Compare(left, operators, others):
-                for operator, right in zip(operators, others, strict=True):
-                    yield from self._operator(left, operator, right)
-                    left = right
+            case ast.Compare():
+                yield from self._of_comparison(node)
             case ast.UnaryOp(operand=operand):
                 operand_alone = self._source(operand)
                 yield self._edit(node, operand_alone)
@@ -295,14 +309,27 @@ class Editor:
                 other_name = NAMES[name]
                 yield self._edit(node, other_name)
             case ast.Attribute(attr=name) if name in ATTRIBUTES:
-                other_name = ATTRIBUTES[name]
-                _, end = self._span(node)
-                start = end - len(name)
-                yield Edit(start, end, other_name)
+                yield self._of_attribute(node, name)
             case ast.Call():
                 yield from self._of_call(node)
 
-    def _of_number(self, node: ast.AST, value: float) -> Iterator[Edit]:
+    def _of_comparison(self, node: ast.Compare) -> Edits:
+        """Another operator in the place of each, as of both in `0 < x <= 1`."""
+        left = node.left
+        pairs = zip(node.ops, node.comparators, strict=True)
+        for operator, right in pairs:
+            yield from self._operator(left, operator, right)
+            left = right
+
+    def _of_attribute(self, node: ast.Attribute, name: str) -> Edit:
+        """The other name of a pair instead of an attribute's, behind the same dot."""
+        other_name = ATTRIBUTES[name]
+        _, end = self._span(node)
+        length = len(name)
+        start = end - length
+        return Edit(start, end, other_name)
+
+    def _of_number(self, node: ast.AST, value: float) -> Edits:
         """A number that is larger by one, or smaller."""
         more = value + 1
         written = repr(more)
@@ -313,7 +340,7 @@ class Editor:
             written = f"({written})"
         yield self._edit(node, written)
 
-    def _of_call(self, call: ast.Call) -> Iterator[Edit]:
+    def _of_call(self, call: ast.Call) -> Edits:
         """An argument given in the place of the one before it, or a keyword left out."""
         arguments = list(call.args)
         for keyword in call.keywords:
@@ -321,7 +348,8 @@ class Editor:
         all_but_first = arguments[1:]
         first_at_the_end = arguments[:1]
         following = all_but_first + first_at_the_end
-        for argument, other in zip(arguments, following, strict=True):
+        pairs = zip(arguments, following, strict=True)
+        for argument, other in pairs:
             instead = self._source(other)
             yield self._edit(argument, instead)
         for keyword in call.keywords:
@@ -330,17 +358,18 @@ class Editor:
     def _without(self, keyword: ast.keyword) -> Edit:
         """A keyword left out, with the comma before it."""
         start, end = self._span(keyword)
-        above = self.text[:start].decode()
+        above = self.text[:start]
         stripped = above.rstrip()
-        before = stripped.removesuffix(",")
-        end_of_text_before = len(before.encode())
+        before = stripped.removesuffix(b",")
+        end_of_text_before = len(before)
         return Edit(end_of_text_before, end, "")
 
-    def _of_test(self, test: ast.expr, is_of_while: bool) -> Iterator[Edit]:
+    def _of_test(self, test: ast.expr, is_of_while: bool) -> Edits:
         """A condition turned round, or gone; a loop that never ends is no mistake to look for."""
         if not _turned_by_swap(test):
             condition = self._source(test)
-            yield self._edit(test, f"not ({condition})")
+            opposite = f"not ({condition})"
+            yield self._edit(test, opposite)
         if not is_of_while:
             yield self._edit(test, "True")
             yield self._edit(test, "False")
@@ -354,6 +383,14 @@ def _turned_by_swap(test: ast.expr) -> bool:
     return isinstance(first_operator, SAME)
 
 
+def _blocks(node: ast.AST) -> Iterator[list[ast.stmt]]:
+    """Yields each list of statements that a node has."""
+    for part in ("body", "orelse", "finalbody"):
+        block = getattr(node, part, None)
+        if isinstance(block, list):
+            yield block
+
+
 def _tests(node: ast.AST) -> list[ast.expr]:
     """The conditions of a statement or comprehension."""
     if isinstance(node, ast.comprehension):
@@ -363,7 +400,7 @@ def _tests(node: ast.AST) -> list[ast.expr]:
     return []
 
 
-def _times_written(tree: ast.AST) -> Counter[str]:
+def _times_written(tree: ast.AST) -> TimesWritten:
     """How often each name is given to something, arguments included."""
     names = Counter()
     for node in ast.walk(tree):
@@ -388,7 +425,7 @@ def _is_plain(node: ast.stmt) -> bool:
     return all(isinstance(target, ast.Name | ast.Tuple) for target in node.targets)
 
 
-def _is_vain(node: ast.stmt, names: Counter[str]) -> bool:
+def _is_vain(node: ast.stmt, names: TimesWritten) -> bool:
     """Whether without it there is a name that nobody knows, or nothing else."""
     if isinstance(node, ast.Assign):
         if not _is_plain(node):
@@ -399,18 +436,21 @@ def _is_vain(node: ast.stmt, names: Counter[str]) -> bool:
     return isinstance(node, DEFINES | ast.Pass)
 
 
-def _gives_only_new_names(node: ast.Assign, names: Counter[str]) -> bool:
+def _gives_only_new_names(node: ast.Assign, names: TimesWritten) -> bool:
     """Whether no other statement gives something to any of the names that this one does."""
     for target in node.targets:
         for name in _names(target):
-            if names[name] != 1:
+            times = names[name]
+            if times != 1:
                 return False
     return True
 
 
 def _are_apart(first: ast.stmt, second: ast.stmt) -> bool:
     """Whether it cannot matter which comes first."""
-    if isinstance(first, STAY) or isinstance(second, STAY):
+    if isinstance(first, STAY):
+        return True
+    if isinstance(second, STAY):
         return True
     first_acts = _acts(first)
     second_acts = _acts(second)
@@ -421,8 +461,10 @@ def _are_apart(first: ast.stmt, second: ast.stmt) -> bool:
     acts = first_acts or second_acts
     if not acts and _is_plain(first) and _is_plain(second):
         # Both may read the same.
-        read_by_second = _written(first) & second_names
-        read_by_first = _written(second) & first_names
+        written_by_first = _written(first)
+        written_by_second = _written(second)
+        read_by_second = written_by_first & second_names
+        read_by_first = written_by_second & first_names
         return not read_by_second and not read_by_first
     shared = first_names & second_names
     return shared <= {"dist", "torch"}

@@ -54,17 +54,19 @@ def terms(code: str) -> list[Term]:
     if code == "zh":
         prefix = "zh_"
     translated = []
-    for entry in _source()["terms"]:
+    source = _source()
+    for entry in source["terms"]:
         english_title = entry["title"]
         lower_case = english_title.lower()
         place = lower_case.replace(" ", "-")
         title = entry[f"{prefix}title"]
         words = entry.get(f"{prefix}words", [title])
+        meaning = entry[f"{prefix}means"]
         term = Term(
             anchor=f"term-{place}",
             title=title,
             words=tuple(words),
-            means=entry[f"{prefix}means"],
+            means=meaning,
             chapter=entry["chapter"],
         )
         translated.append(term)
@@ -86,11 +88,12 @@ def page(tongue: Tongue) -> str:
             heading = f"{heading} ({english.title})"
         number = term.chapter
         (chapter,) = ROOT.glob(f"notebooks/{number}_*.ipynb")
+        link = f"{chapter_word} [{number}](notebooks/{chapter.name})"
         text += ENTRY.format(
             anchor=term.anchor,
             heading=heading,
             means=term.means,
-            link=f"{chapter_word} [{number}](notebooks/{chapter.name})",
+            link=link,
         )
     return text
 
@@ -98,7 +101,8 @@ def page(tongue: Tongue) -> str:
 def table() -> str:
     """What the code means by its terms, as a table in Markdown."""
     rows = "| term | here |\n| --- | --- |\n"
-    for entry in _source()["code"]:
+    source = _source()
+    for entry in source["code"]:
         title = entry["title"]
         meaning = entry["means"]
         rows += f"| {title} | {meaning} |\n"

@@ -2,6 +2,7 @@
 
 import ast
 import html
+import itertools
 import json
 import os
 import subprocess
@@ -84,17 +85,19 @@ def modules() -> list[Path]:
 def _imported_by(path: Path) -> list[Path]:
     """The files of course_utils that a file may import; not every name is that of a module."""
     source = path.read_text(encoding="utf-8")
+    tree = ast.parse(source)
     paths = []
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(tree):
         if not isinstance(node, ast.ImportFrom):
             continue
         module = node.module or ""
         if not module.startswith("course_utils."):
             continue
-        paths.append(_file_of(module))
+        names = [module]
         for imported in node.names:
             name_if_module = f"{module}.{imported.name}"
-            paths.append(_file_of(name_if_module))
+            names.append(name_if_module)
+        paths += map(_file_of, names)
     return paths
 
 
@@ -111,8 +114,9 @@ def wheel(to: Path) -> Path:
     for name in (*texts, RECORD):
         record += f"{name},,\n"
     texts[RECORD] = record
+    names_and_texts = sorted(texts.items())
     with zipfile.ZipFile(to, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, text in sorted(texts.items()):
+        for name, text in names_and_texts:
             without_date = zipfile.ZipInfo(name)
             archive.writestr(without_date, text, zipfile.ZIP_DEFLATED)
     return to
@@ -137,9 +141,11 @@ def _files_of_wheel() -> dict[str, str]:
 def recordings() -> dict[str, str]:
     """Returns what `record` has written, by place."""
     texts = {}
-    paths = (SITE / "recordings").glob("*.json")
+    folder = SITE / "recordings"
+    paths = folder.glob("*.json")
     for path in sorted(paths):
-        texts[path.stem] = path.read_text(encoding="utf-8")
+        place = path.stem
+        texts[place] = path.read_text(encoding="utf-8")
     return texts
 
 
@@ -150,10 +156,12 @@ def redrawn(packed: Path, asked: Sequence[tuple[str, Json]]) -> list[str]:
         settings_json = json.dumps(settings)
         wanted.append((place, settings_json))
     request = {"recordings": recordings(), "asked": wanted}
+    request_json = json.dumps(request)
     environment = os.environ | {"PYTHONPATH": str(packed)}
+    command = [sys.executable, "-P", "-m", "live"]
     run = subprocess.run(
-        [sys.executable, "-P", "-m", "live"],
-        input=json.dumps(request),
+        command,
+        input=request_json,
         env=environment,
         stdout=subprocess.PIPE,
         text=True,
@@ -173,28 +181,31 @@ class Place(NamedTuple):
 def _links(world_size: int, say: Say) -> Iterator[Option]:
     """What may be the slow link: none, or one between two ranks; each with its value."""
     yield say("none"), ""
-    for rank in range(world_size):
-        for other in range(world_size):
-            if rank != other:
-                name = say("{0} to {1}").format(rank, other)
-                yield name, f"{rank},{other}"
+    form = say("{0} to {1}")
+    for rank, other in itertools.permutations(range(world_size), 2):
+        name = form.format(rank, other)
+        value = f"{rank},{other}"
+        yield name, value
 
 
 def _slow_ranks(world_size: int, say: Say) -> Iterator[Option]:
     """Who may be slow: none, or a rank; each with its value."""
     yield say("none"), ""
     for rank in range(world_size):
-        yield str(rank), str(rank)
+        number = str(rank)
+        yield number, number
 
 
 def block(name: str, place: Place, say: Say = str) -> str:
     """Returns a place's frame: what is compared, sliders, the picture before they move."""
     drawn = place.drawn
+    compared = drawn["took"]
     single = ""
-    if len(drawn["took"]) == 1:
+    if len(compared) == 1:
         single = "single"
-    title = say(place.entry["title"])
-    text = say(place.entry["text"])
+    entry = place.entry
+    title = say(entry["title"])
+    text = say(entry["text"])
     fields = {
         "place": name,
         "title": html.escape(title),
@@ -249,15 +260,17 @@ def _choices(place: str, drawn: Json, say: Say) -> str:
         shown_name = html.escape(name)
         if not shown_name:
             shown_name = say("all are done at")
+        width = 100 * duration_us / longest_us
+        percent = percents.get(choice, "")
         choices += CHOICE_AS_HTML.format(
             label=label,
             place=place,
             value=html.escape(choice),
             checked=checked,
             name=shown_name,
-            width=100 * duration_us / longest_us,
+            width=width,
             duration=duration,
-            percent=percents.get(choice, ""),
+            percent=percent,
         )
         checked = ""
     return choices

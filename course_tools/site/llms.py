@@ -69,7 +69,8 @@ def _labs() -> str:
     lines = ""
     for path, notebook in course_map.labs().items():
         cells = notebook.cells
-        title = TITLE.search(cells[0].source)
+        first_cell = cells[0]
+        title = TITLE.search(first_cell.source)
         questions = []
         for cell in cells:
             questions += QUESTION.findall(cell.source)
@@ -92,4 +93,5 @@ def _tools() -> str:
 def write(folder: Path) -> None:
     """Writes llms.txt into a folder that the site takes over as it is."""
     path = folder / "llms.txt"
-    path.write_text(text(), encoding="utf-8")
+    all_lines = text()
+    path.write_text(all_lines, encoding="utf-8")

@@ -38,7 +38,8 @@ PICTURE_AS_HTML = (
 def pictures_to_files(cells: Iterable[NotebookNode], folder: Path, root: str) -> None:
     """Writes each picture into a folder and shows the file, with its words as alternative text."""
     for cell in cells:
-        for output in cell.get("outputs", []):
+        outputs = cell.get("outputs", [])
+        for output in outputs:
             data = output.get("data", {})
             if "image/png" not in data:
                 continue
@@ -53,7 +54,8 @@ def _picture_as_file(output: NotebookNode, folder: Path, root: str) -> str:
     encoded = output.data["image/png"]
     png = base64.b64decode(encoded)
     digest = hashlib.sha256(png).hexdigest()
-    name = f"{digest[:16]}.png"
+    beginning = digest[:16]
+    name = f"{beginning}.png"
     path = folder / name
     if not path.exists():
         path.write_bytes(png)
@@ -75,8 +77,9 @@ def _size(output: NotebookNode, png: bytes) -> tuple[int, int]:
     metadata = output.get("metadata", {})
     size = metadata.get("image/png", {})
     width = size.get("width", pixels_wide)
-    height = pixels_high * width / pixels_wide
-    return width, round(height)
+    exact_height = pixels_high * width / pixels_wide
+    height = round(exact_height)
+    return width, height
 
 
 def page(
@@ -101,7 +104,8 @@ def page(
         cell.metadata["tags"] = _tags(cell)
         if cell.cell_type == "markdown":
             cell.source = _with_links_of_the_site(cell.source, solution, plan)
-    _add_below_title(cells[0], head)
+    first_cell = cells[0]
+    _add_below_title(first_cell, head)
     for text, frame in live.items():
         _add_frame(cells, text, frame)
     kernel = notebook.metadata["kernelspec"]
@@ -127,7 +131,8 @@ def _with_links_of_the_site(text: str, solution: bool, plan: str) -> str:
 def _add_below_title(cell: NotebookNode, head: str) -> None:
     """Adds Markdown below the title, if the cell begins with one and goes on after it."""
     heading, *lines = cell.source.split("\n")
-    if lines and heading.startswith("# "):
+    is_title = heading.startswith("# ")
+    if lines and is_title:
         parts = [heading, "", head, *lines]
         cell.source = "\n".join(parts)
 
@@ -179,7 +184,8 @@ def chart_as_links(text: str, counts: dict[str, int], names: dict[str, str]) -> 
     parts = ""
     for title, chapters in PART.findall(text):
         items = ""
-        for chapter, words in sorted(CHAPTER.findall(chapters)):
+        chapters_and_words = CHAPTER.findall(chapters)
+        for chapter, words in sorted(chapters_and_words):
             name = names[chapter]
             items += CHAPTER_AS_HTML.format(
                 page=f"{name}.html",

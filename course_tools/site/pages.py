@@ -63,17 +63,21 @@ def write_pages(to: Path, site: Site, tongue: Tongue) -> None:
     for path in documents():
         document(path, to, tongue)
     notebooks = ROOT / "notebooks"
-    for script in notebooks.glob("*.py"):
-        shutil.copy(script, to / "notebooks")
+    scripts = notebooks.glob("*.py")
+    folder = to / "notebooks"
+    for script in scripts:
+        shutil.copy(script, folder)
     glossary_page = to / "glossary.md"
     glossary_text = glossary.page(tongue)
     glossary_page.write_text(glossary_text, encoding="utf-8")
-    front(to, frames["front"], site, tongue)
+    frame = frames["front"]
+    front(to, frame, site, tongue)
 
 
 def _frames_below_cells(path: Path, frames: Frames, site: Site) -> Frames:
     """The frames of a notebook, by a text of the cell that each of them stands below."""
-    notebook = str(path.relative_to(ROOT))
+    place_of_notebook = path.relative_to(ROOT)
+    notebook = str(place_of_notebook)
     by_text: Frames = {}
     for name, place in site.live.items():
         if name == "front":
@@ -129,14 +133,17 @@ def write_book(path: Path, to: Path, live: Frames, site: Site, tongue: Tongue) -
         joined_links = " · ".join(links)
         head = f'<p class="elsewhere">{joined_links}</p>\n'
     page = notebook_pages.page(path, site.pictures, live, head, is_solution, tongue)
-    notebook_pages.write(page, to / place)
+    target = to / place
+    notebook_pages.write(page, target)
     if is_solution:
         return
-    download = to / "extra/download" / name
+    downloads = to / "extra/download"
+    download = downloads / name
     if tongue.code == "en":
         shutil.copy(path, download)
     else:
-        nbformat.write(tongue.read(path), download)
+        notebook = tongue.read(path)
+        nbformat.write(notebook, download)
 
 
 def _links(place: Path, download: str, repository: str, say: Say) -> Iterator[str]:
@@ -149,9 +156,10 @@ def _links(place: Path, download: str, repository: str, say: Say) -> Iterator[st
     yield f'<a href="../start.html">{words}</a>'
     if not repository:
         return
+    form = say("Open in {0}")
     for service, address in ELSEWHERE.items():
         url = address.format(repository, place)
-        words = say("Open in {0}").format(service)
+        words = form.format(service)
         yield f'<a href="{url}">{words}</a>'
 
 
@@ -174,7 +182,9 @@ def _chart_as_links(chart: re.Match[str]) -> str:
         name = path.stem
         chapter = name[:2]
         names[chapter] = name
-    return notebook_pages.chart_as_links(chart[1], predictions(), names)
+    text = chart[1]
+    counts = predictions()
+    return notebook_pages.chart_as_links(text, counts, names)
 
 
 @functools.cache
@@ -208,7 +218,8 @@ def front(to: Path, frame: str, site: Site, tongue: Tongue) -> None:
     field_name = re.compile(rf"({names_of_fields})\b")
 
     def filled(field: re.Match[str]) -> str:
-        return fields[field[1]]
+        name = field[1]
+        return fields[name]
 
     for name in ("index.md", "start.md", "plan.md"):
         english_text = site_text(name)

@@ -32,12 +32,14 @@ def print_page(page: Path, to: Path) -> dict[str, Any]:
 
     browser_at = shutil.which("chromium") or shutil.which("google-chrome")
     script = site_text("print.js")
-    margin = dict.fromkeys(("top", "bottom", "left", "right"), "15mm")
+    sides = ("top", "bottom", "left", "right")
+    margin = dict.fromkeys(sides, "15mm")
+    address = page.as_uri()
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=browser_at, args=["--no-sandbox"])
         shown = browser.new_page(color_scheme="light")
         shown.set_default_timeout(300_000)
-        shown.goto(page.as_uri())
+        shown.goto(address)
         contents = shown.evaluate(script)
         shown.pdf(
             path=to,
@@ -58,7 +60,8 @@ def printed(built: Path) -> Path:
     to = built / "html/ddp-course.pdf"
     page = one_page(built)
     contents = print_page(page, to)
-    assert not contents["lost"], contents["lost"]
+    lost = contents["lost"]
+    assert not lost, lost
     status = to.stat()
     megabytes = status.st_size / 1e6
     folded = contents["folded"]

@@ -33,15 +33,17 @@ def numbers(scored: Score) -> list[float]:
             number = scored.bytes / 1e9
         else:
             number = getattr(scored, name)
-        four_digits = f"{number:.4g}"
-        rounded.append(float(four_digits))
+        written = f"{number:.4g}"
+        four_digits = float(written)
+        rounded.append(four_digits)
     return rounded
 
 
 def key(plan: Plan) -> str:
     """A plan's name in the table."""
     parts = (plan.dp, plan.tp, plan.pp, plan.microbatches, plan.zero)
-    return " ".join(map(str, parts))
+    words = map(str, parts)
+    return " ".join(words)
 
 
 def scores(model: str) -> dict[str, list[float]]:
@@ -60,7 +62,9 @@ def scores(model: str) -> dict[str, list[float]]:
 
 def write_table(to: Path) -> None:
     """Writes the table as a script."""
-    by_model = {model: scores(model) for model in MODELS}
+    by_model = {}
+    for model in MODELS:
+        by_model[model] = scores(model)
     table = {"parts": PARTS, "scores": by_model}
     table_json = json.dumps(table, separators=(",", ":"))
     script = f"const PLANS = {table_json};\n"
@@ -76,16 +80,19 @@ def tasks() -> list[Task]:
 def _row(number: int, task: Task, say: Say) -> str:
     """A task with its button, which the script reads its bounds from, and its hints."""
     button = _button(number, task)
-    text = _in_html(task["text"], say)
-    hints = _hints(task["hints"], say)
+    english_text = task["text"]
+    text = _in_html(english_text, say)
+    english_hints = task["hints"]
+    hints = _hints(english_hints, say)
     return TASK_AS_HTML.format(button=button, text=text, hints=hints)
 
 
 def _hints(texts: list[str], say: Say) -> str:
     """The hints of a task, each of them folded."""
     hints = ""
+    form = say("Hint {0}")
     for number, text in enumerate(texts, start=1):
-        title = say("Hint {0}").format(number)
+        title = form.format(number)
         hint = _in_html(text, say)
         hints += HINT_AS_HTML.format(title=title, hint=hint)
     return hints
@@ -117,7 +124,8 @@ def _in_html(text: str, say: Say) -> str:
 def block(say: Say = str) -> str:
     """Returns sliders, score and tasks in a language."""
     rows = []
-    for number, task in enumerate(tasks(), start=1):
+    all_tasks = tasks()
+    for number, task in enumerate(all_tasks, start=1):
         row = _row(number, task, say)
         rows.append(row)
     joined_rows = "\n".join(rows)

@@ -57,7 +57,8 @@ def cell_with(name: str, words: str) -> NotebookNode:
         ValueError: There is none, or there are several.
     """
     matching = []
-    for cell in notebook(name).cells:
+    lesson = notebook(name)
+    for cell in lesson.cells:
         if cell.cell_type != "code":
             continue
         if words in cell.source:
@@ -91,16 +92,18 @@ def errors_of(cell: NotebookNode) -> list[NotebookNode]:
 
 def coloured(code: str, theme: Theme) -> list[Spans]:
     """Returns the lines of a cell, in pieces of a colour each."""
-    lines: list[Spans] = [[]]
+    line: Spans = []
+    lines = [line]
     lexer = PythonLexer(ensurenl=False)
     for token, value in lex(code, lexer):
         ink = ink_of(token, theme)
         first_text, *texts_of_new_lines = value.split("\n")
-        last_line = lines[-1]
-        last_line.append((first_text, ink))
+        span = (first_text, ink)
+        line.append(span)
         for text in texts_of_new_lines:
-            new_line = [(text, ink)]
-            lines.append(new_line)
+            span = (text, ink)
+            line = [span]
+            lines.append(line)
     return lines
 
 
@@ -124,8 +127,9 @@ def plain(text: str, theme: Theme) -> list[Spans]:
     """Returns the lines of an output."""
     lines = []
     for line in text.split("\n"):
-        only_span = (line, theme.ink)
-        lines.append([only_span])
+        span = (line, theme.ink)
+        only_span = [span]
+        lines.append(only_span)
     return lines
 
 
@@ -140,7 +144,8 @@ def line_at(spans: Spans, y: float) -> str:
     if count == 0:
         return ""
     width = count * CHARACTER
-    if width > PANEL_WIDTH - MARGIN:
+    room = PANEL_WIDTH - MARGIN
+    if width > room:
         raise ValueError(f"a line of {count} characters is too long for a picture")
     x = 2 * MARGIN
     as_written = {"textLength": width, "xml:space": "preserve"}
@@ -240,7 +245,8 @@ def hangs(theme: Theme) -> str:
         raise ValueError("the cell with the hang has no launch")
     errors = errors_of(cell)
     only_error = NotebookNode(outputs=errors)
-    code = f"{function}\n\n\n{call[0]}"
+    written_call = call[0]
+    code = f"{function}\n\n\n{written_call}"
     words = (
         "A cell in which rank 2 of four skips an all_reduce. The error says where ranks 0, 1 and 3 "
         "wait, that rank 2 has returned, and that it never called all_reduce."
@@ -270,9 +276,12 @@ def rings_states() -> tuple[ring_picture.States, str]:
     figures = []
     for output in cell.outputs:
         if "data" in output:
-            figures.append(output.data["text/plain"])
-    states = ring_picture.read(figures[0])
-    return states, printed(cell)
+            figure = output.data["text/plain"]
+            figures.append(figure)
+    first_figure = figures[0]
+    states = ring_picture.read(first_figure)
+    summary = printed(cell)
+    return states, summary
 
 
 PICTURES = {
@@ -299,7 +308,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="write nothing")
     arguments = parser.parse_args(argv)
     old = {}
-    for name, text in drawn().items():
+    pictures = drawn()
+    for name, text in pictures.items():
         path = TO / name
         if not has_text(path, text):
             old[path] = text

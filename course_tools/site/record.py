@@ -72,7 +72,8 @@ def _tenth_of_the_longest(runs: dict[str, Trace], network: Network) -> float:
         replayed = trace.replay(network)
         finishes_us += replayed.finish_us
     longest_us = max(finishes_us)
-    return rounded(longest_us / 10)
+    tenth_us = longest_us / 10
+    return rounded(tenth_us)
 
 
 def _with_name(compute: Callable[[Event, str], float], name: str, event: Event) -> float:
@@ -114,14 +115,18 @@ def _case_of_league(name: str, run: str, world_size: int, size: str) -> Json:
     from course_challenge.leagues import LEAGUES, SIZES
 
     league = LEAGUES[name]
-    bound_us = league.bound_us(world_size, SIZES[size])
-    others_are_punctual = [0.0] * (world_size - 1)
+    nbytes = SIZES[size]
+    bound_us = league.bound_us(world_size, nbytes)
+    others = world_size - 1
+    others_are_punctual = [0.0] * others
+    late_us = [*others_are_punctual, league.late_us]
+    tenth_us = bound_us / 10
     return {
         "runs": run,
         "network": described(league.network),
         "bound_us": bound_us,
-        "late": [*others_are_punctual, league.late_us],
-        "unit_us": rounded(bound_us / 10),
+        "late": late_us,
+        "unit_us": rounded(tenth_us),
     }
 
 
@@ -149,8 +154,9 @@ def _computed_us(trace: Trace, compute: Compute) -> list[list[float]]:
     """By rank, what it computes before each of its events."""
     by_rank = []
     for rank in range(trace.world_size):
-        times_us = map(compute, trace.of_rank(rank))
-        by_rank.append(list(times_us))
+        events = trace.of_rank(rank)
+        times_us = list(map(compute, events))
+        by_rank.append(times_us)
     return by_rank
 
 
@@ -179,7 +185,8 @@ def _moments_of_threads(events: Sequence[Event]) -> list[float]:
     moments = set()
     for event in events:
         if event.flags & USER_THREAD:
-            moments |= {event.start_s, event.end_s}
+            moments.add(event.start_s)
+            moments.add(event.end_s)
     return sorted(moments)
 
 
@@ -189,7 +196,8 @@ def _call(event: Event) -> Json:
     call = {}
     for name in KEPT:
         value = getattr(event, name)
-        if value != getattr(default, name):
+        default_value = getattr(default, name)
+        if value != default_value:
             call[name] = value
     return call
 
@@ -214,10 +222,12 @@ def _write(choices: Json, cases: Json, runs: Json) -> None:
     """Writes the place that a cell before this one has named, and says how large it is."""
     place = {"choices": choices, "cases": cases, "runs": runs}
     place_json = json.dumps(place, separators=(",", ":"))
+    line = f"{place_json}\n"
     name = os.environ["SITE_PLACE"]
     path = SITE / f"recordings/{name}.json"
-    path.write_text(f"{place_json}\n", encoding="utf-8")
-    size = path.stat().st_size
+    path.write_text(line, encoding="utf-8")
+    status = path.stat()
+    size = status.st_size
     path_in_course = path.relative_to(ROOT)
     print(f"{path_in_course}: {size:,} bytes")
 
@@ -252,7 +262,8 @@ def _with_cells_that_keep(notebook: str, wanted: Places) -> NotebookNode:
         for name, place in list(left.items()):
             if place["after"] in cell.source:
                 del left[name]
-                cells.append(_cell_that_keeps(name, place))
+                cell_that_keeps = _cell_that_keeps(name, place)
+                cells.append(cell_that_keeps)
     names = ", ".join(left)
     assert not left, f"{notebook} has no cell for {names}"
     book.cells = cells
@@ -262,7 +273,8 @@ def _with_cells_that_keep(notebook: str, wanted: Places) -> NotebookNode:
 def _cell_that_keeps(name: str, place: Entry) -> NotebookNode:
     """The cell that writes a place."""
     code = place["code"]
-    return new_code_cell(f"{NAMES_A_PLACE}{name}\n{code}")
+    source = f"{NAMES_A_PLACE}{name}\n{code}"
+    return new_code_cell(source)
 
 
 def _tell_what_it_printed(cell: NotebookNode) -> None:
@@ -280,7 +292,8 @@ def main(names: Sequence[str]) -> None:
     folder.mkdir(exist_ok=True)
     _let_kernels_import_the_course()
     by_notebook: dict[str, Places] = {}
-    for name, place in places().items():
+    all_places = places()
+    for name, place in all_places.items():
         if names and name not in names:
             continue
         notebook = place["notebook"]

@@ -52,17 +52,20 @@ def read(figure: str) -> States:
     no_ring = ValueError(f"this is no ring: {figure}")
     steps = []
     for listed in NUMBERS_OF_STEP.findall(figure):
-        numbers = map(int, listed.split(","))
-        steps.append(list(numbers))
+        written = listed.split(",")
+        numbers = list(map(int, written))
+        steps.append(numbers)
     if not steps:
         raise no_ring
-    n = len(steps[0])
+    first_step = steps[0]
+    n = len(first_step)
     state = first_state(n)
     states = [state]
     for step, numbers in enumerate(steps, start=1):
         state = next_state(state, numbers, step)
         states.append(state)
-    smallest = min(chain(*state))
+    numbers_at_end = chain(*state)
+    smallest = min(numbers_at_end)
     if shares(smallest) != n:
         raise no_ring
     steps_of_ring = 2 * (n - 1)
@@ -79,7 +82,8 @@ def first_state(n: int) -> State:
         chunks = []
         for chunk in range(n):
             digit = chunk + 1
-            chunks.append(place * digit)
+            number = place * digit
+            chunks.append(number)
         state.append(chunks)
     return state
 
@@ -110,19 +114,22 @@ def _possible_numbers(before: State, rank: int, chunk: int) -> list[int]:
 
 def chunk_of(number: int) -> int:
     """Which chunk a number belongs to, by its digit."""
-    digit = max(str(number))
+    digits = str(number)
+    digit = max(digits)
     return int(digit) - 1
 
 
 def shares(number: int) -> int:
     """How many ranks' numbers are in it."""
     digits = str(number)
-    return len(digits) - digits.count("0")
+    absent = digits.count("0")
+    return len(digits) - absent
 
 
 def words(states: States, summary: str) -> str:
     """Returns what the picture shows, for those who cannot see it."""
-    n = len(states[0])
+    at_first = states[0]
+    n = len(at_first)
     steps = len(states) - 1
     adding_steps = n - 1
     return (
@@ -151,7 +158,8 @@ class Squares(NamedTuple):
         width = self.size / self.n
         left = x
         drawn = self.shape(x, y, fill=theme.panel)
-        digits = str(number).rjust(self.n)
+        written = str(number)
+        digits = written.rjust(self.n)
         for digit in digits:
             if digit in "123456789":
                 drawn += rectangle(left, y, width, self.size, fill=fill)
@@ -189,7 +197,8 @@ class Ring:
     def __init__(self, states: States, theme: Theme, size: float) -> None:
         self.states = states
         self.theme = theme
-        self.n = len(states[0])
+        at_first = states[0]
+        self.n = len(at_first)
         self.squares = Squares(size, self.n, theme)
 
     def rank_name(self, rank: int, x: float, y: float) -> str:
@@ -217,7 +226,8 @@ class StandingRing(Ring):
             middle = self.top_of_row(rank) + SMALL / 2
             baseline = middle + 4
             drawn += self.rank_name(rank, 18, baseline)
-        for step in range(len(self.states)):
+        count = len(self.states)
+        for step in range(count):
             drawn += self.grid(step)
         drawn += self.heading(1, "each rank adds what arrives")
         drawn += self.heading(self.n, "each rank keeps what arrives")
@@ -271,8 +281,9 @@ class StandingRing(Ring):
 def steps(states: States, theme: Theme) -> tuple[float, str]:
     """Returns the height and the body of a picture with a grid for each step."""
     ring = StandingRing(states, theme)
+    body = ring.body()
     height = GRIDS_TOP + ring.grid_size + 20
-    return height, ring.body()
+    return height, body
 
 
 class Clock:
@@ -318,7 +329,8 @@ class Clock:
     def in_turn(self, begins_s: Iterable[float]) -> list[str]:
         """The classes of what is seen in turn: each until the next begins, the last to the end."""
         classes = []
-        for begin_s, end_s in pairwise([*begins_s, None]):
+        moments_s = [*begins_s, None]  # None is the end
+        for begin_s, end_s in pairwise(moments_s):
             seen = self.shown(begin_s, end_s)
             classes.append(seen)
         return classes
@@ -342,8 +354,10 @@ class Clock:
 
     def _add_rule(self, name: str, frames: str) -> str:
         """Keeps the frames of an animation; returns its name as CSS can have it."""
-        name_in_css = name.replace(".", "p").replace("-", "n")
-        self.rules[name_in_css] = f"@keyframes {name_in_css}{{{frames}}}"
+        without_dots = name.replace(".", "p")
+        name_in_css = without_dots.replace("-", "n")
+        rule = f"@keyframes {name_in_css}{{{frames}}}"
+        self.rules[name_in_css] = rule
         return name_in_css
 
     def style(self) -> str:
@@ -396,10 +410,16 @@ class MovingRing(Ring):
         drawn = self.arrows()
         for rank in range(self.n):
             drawn += self.held_by(rank)
-        for step in range(1, self.steps + 1):
+        for step in self.numbers_of_steps():
             for rank in range(self.n):
                 drawn += self.travelling(step, rank)
-        return drawn + self.captions(summary)
+        drawn += self.captions(summary)
+        return drawn
+
+    def numbers_of_steps(self) -> range:
+        """Returns the numbers of the steps, from 1 to the last."""
+        end = self.steps + 1
+        return range(1, end)
 
     def arrows(self) -> str:
         """Returns the way around, with a head at the end of each arrow."""
@@ -474,10 +494,11 @@ class MovingRing(Ring):
         """Returns the line below, which changes with the steps."""
         texts = ["Four ranks, four chunks each: every rank needs all four sums."]
         begins_s = [0.0]
-        for step in range(1, self.steps + 1):
+        for step in self.numbers_of_steps():
             begin_s = self.clock.leaves_s(step)
             begins_s.append(begin_s)
-            texts.append(self.caption_of(step))
+            caption = self.caption_of(step)
+            texts.append(caption)
         last_arrival_s = self.clock.arrives_s(self.steps)
         summary_s = last_arrival_s + STEP_S - MOVE_S
         begins_s.append(summary_s)

@@ -56,7 +56,8 @@ def element(tag: str, content: str = "", **attributes: Value) -> str:
     """Returns an element of SVG; `stroke_width` stands for stroke-width, `class_` for class."""
     opening = tag
     for name, value in attributes.items():
-        name_in_svg = name.strip("_").replace("_", "-")
+        stripped = name.strip("_")
+        name_in_svg = stripped.replace("_", "-")
         text = value
         if not isinstance(value, str):
             text = f"{value:g}"

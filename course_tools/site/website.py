@@ -40,10 +40,11 @@ def stage(to: Path, parts: Path, repository: str, pdf: bool) -> Site:
     live = live_places(to)
     site = Site(pictures, live, repository, pdf)
     pyodide = live_parts.pyodide(parts)
+    extra = to / "extra"
     if pyodide:
-        shutil.copytree(pyodide, to / "extra/live/pyodide")
+        shutil.copytree(pyodide, extra / "live/pyodide")
     pages.write_pages(to, site, english)
-    llms.write(to / "extra")
+    llms.write(extra)
     return site
 
 
@@ -67,9 +68,11 @@ def begin(to: Path, tongue: Tongue) -> None:
     shutil.rmtree(to, ignore_errors=True)
     shutil.copytree(SITE / "static", static)
     shutil.copytree(SITE / "templates", to / "templates")
-    plans.write_table(static / "plans.js")
+    table_of_plans = static / "plans.js"
+    plans.write_table(table_of_plans)
     downloads.mkdir(parents=True)
-    shutil.copytree(ROOT / "source/pictures", extra / "source/pictures")
+    pictures = "source/pictures"
+    shutil.copytree(ROOT / pictures, extra / pictures)
 
     worker = static / "worker.js"
     script = worker.read_text(encoding="utf-8")
@@ -92,7 +95,8 @@ def live_places(to: Path) -> dict[str, Place]:
     live = to / "extra/live"
     folder = live / "recordings"
     folder.mkdir(parents=True)
-    packed = live_parts.wheel(live / live_parts.WHEEL)
+    wheel = live / live_parts.WHEEL
+    packed = live_parts.wheel(wheel)
     entries = live_parts.places()
     recordings = live_parts.recordings()
     without_settings = [(name, {}) for name in recordings]
@@ -115,9 +119,11 @@ def remembered(highlight: Highlight) -> Highlight:
     known: dict[str, str] = {}
 
     def again(self: Any, source: str, lang: str, location: Any = None, **options: Any) -> str:
-        key = repr((source, lang, options))
+        asked = (source, lang, options)
+        key = repr(asked)
         if key not in known:
-            known[key] = highlight(self, source, lang, location=location, **options)
+            highlighted = highlight(self, source, lang, location=location, **options)
+            known[key] = highlighted
         return known[key]
 
     again.known = known
@@ -146,7 +152,8 @@ def built(folder: Path, source: str, to: str) -> int:
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line."""
-    args = command_line().parse_args(argv)
+    parser = command_line()
+    args = parser.parse_args(argv)
     gc.set_threshold(50_000)  # most of Sphinx's many nodes stay: looking for others takes a tenth
     english_pages = args.to / "pages"
     chinese_pages = args.to / "pages-zh"
