@@ -5,21 +5,18 @@ gpu-report.md at once, line by line, so nothing is lost if the machine is. The r
 attached to an issue: it has hardware, versions and results, and neither a host's nor a user's name.
 """
 
-import contextlib
 import getpass
 import os
 import re
-import signal
 import socket
-import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from course_tools import ROOT
 from course_tools.measure import gpu_items
+from course_tools.measure.bounded_process import BoundedProcess
 from course_utils.devices.driver import usable_gpus
 
 REPORT = "gpu-report.md"
@@ -67,32 +64,18 @@ def look(name: str, limit_s: float, left_s: float, write: Callable[[str], None])
     if left_s <= 0:
         write("The time is over.")
         return LEFT_OUT
-    process = subprocess.Popen(
-        program(name),
-        start_new_session=True,
-        env=environment(),
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
     seconds = min(limit_s, left_s)
-    watchdog = signal_after(seconds, process)
-    try:
-        with watchdog as was_stopped:
-            for line in process.stdout:
-                write(f"    {line.rstrip()}")
-            process.wait()
-    finally:
-        kill(process)
-    if was_stopped() and left_s < limit_s:
+    with BoundedProcess(program(name), seconds, ROOT, environment()) as process:
+        for line in process.lines():
+            write(f"    {line}")
+    if process.was_stopped and left_s < limit_s:
         write("    stopped: the time of the whole report is over")
         return LEFT_OUT
-    if was_stopped():
+    if process.was_stopped:
         write(f"    stopped: it was not done within {limit_s:.0f} s")
         return FAILS
     by_status = {0: WORKS, 3: LEFT_OUT}
-    return by_status.get(process.returncode, FAILS)
+    return by_status.get(process.status, FAILS)
 
 
 def program(name: str) -> list[str]:
@@ -105,29 +88,6 @@ def environment() -> dict[str, str]:
     path_here = os.environ.get("PYTHONPATH", "")
     path = f"{ROOT}{os.pathsep}{path_here}"
     return os.environ | {"PYTHONPATH": path, "COURSE_LANG": "en"}
-
-
-@contextlib.contextmanager
-def signal_after(limit_s: float, process: subprocess.Popen) -> Iterator[Callable[[], bool]]:
-    """Kills the process, with all that it has started, after so long; yields whether it did."""
-    stopped = threading.Event()
-
-    def stop() -> None:
-        stopped.set()
-        kill(process)
-
-    timer = threading.Timer(limit_s, stop)
-    timer.start()
-    try:
-        yield stopped.is_set
-    finally:
-        timer.cancel()
-
-
-def kill(process: subprocess.Popen) -> None:
-    """Ends the process and what it has started, if it has not ended."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
 
 
 def sentence(became: dict[str, str]) -> str:

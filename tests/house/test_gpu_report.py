@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import nbformat
+import psutil
 import pytest
 import torch
 import warm_kernels
@@ -33,10 +34,27 @@ def test_a_gpu_that_is_refused_is_told_with_the_reason(monkeypatch, tmp_path, ca
     assert capsys.readouterr().out.startswith("No GPU to report on: too old.\n")
 
 
+# As torchrun starts its workers: in a session of their own, with the stderr that is being read.
+LEAVES = """
+import subprocess, sys, time
+def start():
+    command = [sys.executable, "-c", "import time; time.sleep(1000)"]
+    return subprocess.Popen(command, start_new_session=True)
+"""
+GENTLE = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(print("has cleaned up", flush=True)))
+print("ready", flush=True)
+time.sleep(1000)
+"""
 PROGRAMS = {
     "good": "print('seen')",
     "bad": "import socket; print(f'on {socket.gethostname()}'); 1 / 0",
     "not here": "print('it takes two GPUs'); raise SystemExit(3)",
+    "leaves a worker": LEAVES + "worker = start(); print(worker.pid, flush=True)",
+    "leaves a worker and hangs": LEAVES
+    + "worker = start(); print(worker.pid, flush=True); time.sleep(1000)",
+    "stops gently": GENTLE,
     "hangs": "import os; print(os.getpid(), flush=True); import time; time.sleep(1000)",
 }
 
@@ -83,6 +101,29 @@ def test_what_hangs_is_stopped_and_the_rest_goes_on(report):
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
     assert status == 1
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a process is there no longer, or only as a zombie that its new parent will reap."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+@pytest.mark.parametrize("name", ["leaves a worker", "leaves a worker and hangs"])
+def test_a_worker_in_a_session_of_its_own_is_ended_and_nobody_waits_for_it(report, name):
+    hangs = name.endswith("hangs")
+    text, _ = report({name: 2 if hangs else 30, "good": 30})
+    pid = int(text.split(f"## {name}")[1].split()[0])
+    assert has_ended(pid)
+    assert ("stopped: it was not done within 2 s" in text) == hangs
+    assert "## good\n\n    seen\n\n**works**" in text
+
+
+def test_what_is_stopped_may_clean_up_first(report):
+    text, _ = report({"stops gently": 2})
+    assert "    ready\n    has cleaned up\n    stopped: it was not done" in text
 
 
 def test_when_the_time_is_over_the_rest_is_left_out(report):
