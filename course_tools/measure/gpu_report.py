@@ -104,17 +104,37 @@ def sentence(became: dict[str, str]) -> str:
 
 
 def nameless(text: str) -> str:
-    """A text in which this host, its user and their folders have no name."""
-    names = {
-        str(ROOT): "COURSE",
-        str(Path.home()): "HOME",
-        socket.gethostname(): "HOST",
-        getpass.getuser(): "USER",
-    }
-    for name, instead in names.items():
-        escaped = re.escape(name)
-        text = re.sub(rf"(?<!\w){escaped}(?!\w)", instead, text)
+    """A text in which this host, its user and their folders have no name.
+
+    A user's name may be a word, such as root: it is one only before `@` and in a path.
+    """
+    text = re.sub(rf"(?<!\w){re.escape(str(ROOT))}(?!\w)", "COURSE", text)
+    home = _home()
+    if home:
+        text = re.sub(rf"(?<!\w){re.escape(home)}(?!\w)", "HOME", text)
+    text = re.sub(rf"(?<!\w){re.escape(socket.gethostname())}(?!\w)", "HOST", text)
+    user = _user()
+    if user:
+        escaped = re.escape(user)
+        text = re.sub(rf"(?<!\w){escaped}(?=@)|(?<=/){escaped}(?!\w)", "USER", text)
     return text
+
+
+def _user() -> str:
+    """The name of this user; empty where the system has none, as in a container."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # the first one before Python 3.13
+        return ""
+
+
+def _home() -> str:
+    """The user's folder, unless it is unknown or the root of all folders, which tells nothing."""
+    try:
+        home = str(Path.home())
+    except RuntimeError:
+        return ""
+    return "" if home == "/" else home
 
 
 if __name__ == "__main__":

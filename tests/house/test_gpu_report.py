@@ -150,6 +150,29 @@ def test_no_name_of_this_machine_is_in_a_report():
     assert gpu_report.nameless(said) == "USER@HOST:HOME and COURSE/tests"
 
 
+def test_a_user_whose_name_is_a_word_is_replaced_only_where_it_is_a_name(monkeypatch):
+    monkeypatch.setattr(gpu_report.getpass, "getuser", lambda: "root")
+    said = "broadcast of 32 bytes, root 1; root@x, /data/root/a.pt, the root's"
+    wanted = "broadcast of 32 bytes, root 1; USER@x, /data/USER/a.pt, the root's"
+    assert gpu_report.nameless(said) == wanted
+
+
+@pytest.mark.parametrize("error", [KeyError, OSError])
+def test_a_user_without_a_name_gets_a_report_as_well(monkeypatch, error):
+    def has_none() -> None:
+        raise error
+
+    monkeypatch.setattr(gpu_report.getpass, "getuser", has_none)
+    monkeypatch.setattr(gpu_report.Path, "home", lambda: gpu_report.Path("/"))
+    assert gpu_report.nameless("a / b") == "a / b"
+
+    def unknown() -> None:
+        raise RuntimeError
+
+    monkeypatch.setattr(gpu_report.Path, "home", unknown)
+    assert gpu_report.nameless("a / b") == "a / b"
+
+
 def test_its_items_are_bounded_and_every_chapter_with_workers_is_among_them():
     limits_s = [limit_s for _, limit_s in gpu_items.items().values()]
     assert max(limits_s) <= gpu_report.WHOLE_S / 2
