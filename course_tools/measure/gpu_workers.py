@@ -6,7 +6,9 @@
 
 import ast
 import contextlib
+import importlib
 import sys
+from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
@@ -15,9 +17,15 @@ from nbformat import NotebookNode
 from course_tools.notebooks import build
 from course_tools.texts import read_toml
 
-DOES = {"launch", "check", "predict", "show", "print", "display", "hardware", "measured"}
+DOES = {"launch", "check", "predict", "show", "print", "display", "hardware", "measured", "torchrun"}
 DEFINES = ast.FunctionDef | ast.ClassDef | ast.Import | ast.ImportFrom
 ASSIGNS = ast.Assign | ast.AugAssign
+# A statement may need what a launch has returned or has filled in, or its own source.
+NEEDS_WHAT_IS_NOT_THERE = NameError, KeyError, OSError
+
+
+class Starts(Exception):
+    """A statement would start ranks, which costs seconds each time."""
 
 
 def _tables() -> dict[str, dict[str, str]]:
@@ -69,10 +77,23 @@ def definitions(lesson: NotebookNode) -> dict[str, Any]:
             module = ast.Module([statement], [])
             program = compile(module, label, "exec")
             beside = mock.patch.object(sys, "path", path)
-            # It may need what a launch has returned or has filled in, or its own source.
-            with contextlib.suppress(NameError, KeyError, OSError), beside:
+            undefined = contextlib.suppress(Starts, *NEEDS_WHAT_IS_NOT_THERE)
+            with undefined, beside, no_ranks():
                 exec(program, names)
     return names
+
+
+@contextlib.contextmanager
+def no_ranks() -> Iterator[None]:
+    """Raises Starts where a launch is about to begin, however many functions lead there."""
+
+    def refuse(*_: Any) -> None:
+        raise Starts
+
+    # By its name: in the package, `launch` is the function.
+    module = importlib.import_module("course_utils.launcher.launch")
+    with mock.patch.object(module, "WorkerGroup", refuse):
+        yield
 
 
 def starts_nothing(statement: ast.AST) -> bool:

@@ -7,6 +7,7 @@ import ast
 import functools
 import re
 
+import nbformat
 import pytest
 import torch
 from second_device import second_device
@@ -60,6 +61,28 @@ def test_a_launch_for_a_gpu_says_so_since_with_one_gpu_ranks_run_on_the_cpu_by_d
 def test_every_worker_of_a_chapter_that_is_made_for_both_is_run_here():
     listed = [(chapter, worker) for chapter, table in WORKERS.items() for worker in table]
     assert sorted(of_both()) == sorted(listed)
+
+
+STARTS_BY_ANOTHER_NAME = """
+from course_utils import launch
+def see(call):
+    return launch(call, world_size=1, backend="gloo")
+def torchrun(script):
+    raise ValueError("it has been started")
+seen = see(int)
+printed = torchrun("train.py")
+defined = 7
+"""
+
+
+def test_what_a_chapter_defines_is_had_without_a_launch(monkeypatch):
+    forks = []
+    monkeypatch.setattr("os.fork", lambda: forks.append(1))
+    cell = nbformat.v4.new_code_cell(STARTS_BY_ANOTHER_NAME)
+    names = gpu_workers.definitions(nbformat.v4.new_notebook(cells=[cell]))
+    assert forks == []
+    assert names.keys() >= {"see", "torchrun", "defined"}
+    assert not names.keys() & {"seen", "printed"}
 
 
 @pytest.fixture(scope="module")
