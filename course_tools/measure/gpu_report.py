@@ -24,6 +24,8 @@ WHOLE_S = 480
 WORKS = "works"
 FAILS = "does NOT work"
 LEFT_OUT = "left out"
+# Each item has a process of its own, and would wait for NCCL's probe once more.
+WITHOUT_NCCL = f'It needs two ranks by NCCL, see "{gpu_items.TWO_RANKS}" above.'
 MISSING = """\
 `make gpu` wants one NVIDIA GPU that CUDA can use (nvidia-smi shows it), and this torch with CUDA.
 It would show: two ranks by NCCL on it, a hang under NCCL and its report, a recording with CUDA's
@@ -46,11 +48,15 @@ def main(folder: Path = ROOT, whole_s: float = WHOLE_S) -> int:
             report.write(f"{line}\n")
 
         write("# The course on this machine's GPUs")
-        for name, (_run, limit_s) in gpu_items.items().items():
+        for name, item in gpu_items.items().items():
             passed_s = time.monotonic() - begun
             left_s = whole_s - passed_s
             write(f"\n## {name}\n")
-            outcome = look(name, limit_s, left_s, write)
+            if item.needs_nccl and became.get(gpu_items.TWO_RANKS) == FAILS:
+                write(WITHOUT_NCCL)
+                outcome = LEFT_OUT
+            else:
+                outcome = look(name, item.limit_s, left_s, write)
             became[name] = outcome
             passed_s = time.monotonic() - begun
             write(f"\n**{outcome}**, {passed_s:.0f} s since the start")

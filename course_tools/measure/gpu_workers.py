@@ -17,7 +17,17 @@ from nbformat import NotebookNode
 from course_tools.notebooks import build
 from course_tools.texts import read_toml
 
-DOES = {"launch", "check", "predict", "show", "print", "display", "hardware", "measured", "torchrun"}
+DOES = {
+    "launch",
+    "check",
+    "predict",
+    "show",
+    "print",
+    "display",
+    "hardware",
+    "measured",
+    "torchrun",
+}
 DEFINES = ast.FunctionDef | ast.ClassDef | ast.Import | ast.ImportFrom
 ASSIGNS = ast.Assign | ast.AugAssign
 # A statement may need what a launch has returned or has filled in, or its own source.
@@ -28,16 +38,46 @@ class Starts(Exception):
     """A statement would start ranks, which costs seconds each time."""
 
 
-def _tables() -> dict[str, dict[str, str]]:
-    """Returns by chapter what `source/devices.toml` says of its workers."""
+def _tables(kind: str = "workers") -> dict[str, Any]:
+    """Returns by chapter what a part of `source/devices.toml` says of it or of its workers."""
     path = build.ROOT / "source/devices.toml"
     devices = read_toml(path)
-    return devices["workers"]
+    return devices[kind]
 
 
 def workers() -> dict[str, dict[str, str]]:
-    """Returns by chapter each worker and how it is run; an empty text where it is not."""
-    tables = _tables()
+    """Returns by chapter each worker that a pretended GPU can run, and how it is run."""
+    return _without_preparation(_tables())
+
+
+def only_on_gpus() -> dict[str, dict[str, str]]:
+    """Returns by chapter each worker that only real GPUs can run, and how it is run."""
+    return _without_preparation(_tables("only_on_gpus"))
+
+
+def left_out() -> dict[str, dict[str, str]]:
+    """Returns by chapter each worker that is not run by itself, and why."""
+    return _tables("left_out")
+
+
+def on_real_gpus() -> dict[str, dict[str, str]]:
+    """Returns by chapter, in order, each worker that real GPUs run, and how it is run."""
+    both: dict[str, dict[str, str]] = {}
+    for tables in (workers(), only_on_gpus()):
+        for chapter, table in tables.items():
+            both[chapter] = both.get(chapter, {}) | table
+    return dict(sorted(both.items()))
+
+
+def on_the_cpu_alone() -> dict[str, str]:
+    """Returns the chapters of which nothing runs on a GPU, each with the reason."""
+    of_gpus = on_real_gpus()
+    reasons = _tables("why") | _tables("launches_nothing")
+    return {chapter: why for chapter, why in reasons.items() if chapter not in of_gpus}
+
+
+def _without_preparation(tables: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
+    """Returns the tables without what is run before their workers."""
     for table in tables.values():
         table.pop("prepare", None)
     return tables
@@ -47,9 +87,9 @@ def prepared(chapter: str) -> dict[str, Any]:
     """Returns the names in which a chapter's workers are run."""
     lesson = notebook(chapter)
     names = definitions(lesson)
-    table = _tables()[chapter]
-    preparation = table.get("prepare", "")
-    exec(preparation, names)
+    for kind in ("workers", "only_on_gpus"):
+        table = _tables(kind).get(chapter, {})
+        exec(table.get("prepare", ""), names)
     return names
 
 

@@ -16,7 +16,7 @@ import warm_kernels
 from course_tools.measure import bandwidth, gpu_items, gpu_report, gpu_workers
 from course_tools.notebooks import build
 from course_utils import launch
-from course_utils.devices import driver
+from course_utils.devices import driver, nccl
 
 
 def test_without_a_gpu_it_says_what_is_missing_and_writes_nothing(monkeypatch, tmp_path, capsys):
@@ -64,7 +64,10 @@ def report(monkeypatch, tmp_path):
     """Make a report of these programs, each within a number of seconds; the text, the status."""
 
     def make(limits_s: dict[str, float], whole_s: float = 100) -> tuple[str, int]:
-        items = {name: (None, limit_s) for name, limit_s in limits_s.items()}
+        items = {
+            name: gpu_items.Item(print, limit_s, needs_nccl=name.endswith("by NCCL"))
+            for name, limit_s in limits_s.items()
+        }
 
         def program(name: str) -> list[str]:
             return [sys.executable, "-c", PROGRAMS[name]]
@@ -174,16 +177,62 @@ def test_a_user_without_a_name_gets_a_report_as_well(monkeypatch, error):
 
 
 def test_its_items_are_bounded_and_every_chapter_with_workers_is_among_them():
-    limits_s = [limit_s for _, limit_s in gpu_items.items().values()]
-    assert max(limits_s) <= gpu_report.WHOLE_S / 2
-    chapters = {chapter for chapter, table in gpu_workers.workers().items() if any(table.values())}
-    named = {f"workers of chapter {chapter}" for chapter in chapters}
-    assert named | {"chapter 00", "chapter 04", "chapter 14"} <= gpu_items.items().keys()
+    items = gpu_items.items()
+    assert max(item.limit_s for item in items.values()) <= gpu_report.WHOLE_S / 2
+    named = {f"workers of chapter {chapter}" for chapter in gpu_workers.on_real_gpus()}
+    assert named >= {f"workers of chapter {chapter}" for chapter in ("01", "13", "14")}
+    assert named | {"chapter 00", "chapter 04", "chapter 14"} <= items.keys()
+
+
+@pytest.mark.parametrize("gpus", [1, 8])
+def test_what_bounds_the_parts_of_an_item_is_less_than_what_bounds_the_item(monkeypatch, gpus):
+    monkeypatch.setattr(gpu_items, "gpus", lambda: gpus)
+    launched, ran = [], []
+
+    def launches(fn, *args, timeout, **options):
+        launched.append(nccl._PROBE_S + timeout)
+        raise gpu_items.LeftOut
+
+    monkeypatch.setattr(gpu_items, "launch", launches)
+    monkeypatch.setattr(gpu_workers, "prepared", lambda chapter: {})
+    monkeypatch.setattr(gpu_items, "torchrun", lambda *script: ran.append(gpu_items.TORCHRUN_S))
+    for name, item in gpu_items.items().items():
+        if name.startswith(("chapter ", "tests ")) or name in ("the machine", "bandwidth"):
+            continue
+        launched.clear()
+        ran.clear()
+        with pytest.raises(gpu_items.LeftOut):
+            item.run()
+        assert sum(launched + ran) + gpu_items.START_S <= item.limit_s, name
+
+
+def test_the_probe_that_items_wait_for_is_that_of_the_library():
+    assert gpu_items.PROBE_S >= nccl._PROBE_S
+
+
+def test_where_two_ranks_cannot_use_nccl_what_needs_it_is_left_out_at_once(report, monkeypatch):
+    monkeypatch.setitem(PROGRAMS, gpu_items.TWO_RANKS, "1 / 0")
+    monkeypatch.setitem(PROGRAMS, "a hang by NCCL", "print('has run')")
+    text, status = report({gpu_items.TWO_RANKS: 30, "a hang by NCCL": 30, "good": 30})
+    assert 'It needs two ranks by NCCL, see "two ranks by NCCL" above.\n\n**left out**' in text
+    assert "has run" not in text
+    assert text.endswith(
+        "here: good. What does not: two ranks by NCCL. Left out: a hang by NCCL.\n"
+    )
+    assert status == 1
+
+
+def test_chapters_that_use_no_gpu_are_listed_with_the_reason(capsys):
+    assert gpu_items.main("chapters on the CPU alone") == 3
+    told = capsys.readouterr().out
+    assert "chapter 02: Groups, ranks and addresses" in told
+    assert "chapter 19: Plans are computed" in told
+    assert "chapter 13" not in told
 
 
 def test_workers_that_are_run_apart_are_workers_of_a_chapter():
-    every = set().union(*gpu_workers.workers().values())
-    assert every >= gpu_items.OF_THE_CPU | gpu_items.OF_FOUR
+    every = set().union(*gpu_workers.on_real_gpus().values())
+    assert every >= gpu_items.OF_THE_CPU | gpu_items.OF_FOUR | gpu_items.OF_SEVERAL_GPUS
 
 
 def test_every_chapter_that_is_run_whole_has_a_cell_that_imports_launch():
@@ -210,11 +259,21 @@ def test_the_workers_of_a_chapter_are_run_and_named(on_the_cpu, capsys):
     gpu_items.chapter_workers("03")
     told = capsys.readouterr().out
     assert "[rank 0] hand_over: done in" in told
-    assert "worker, two_pairs: left out, 4 ranks are too many for 1 GPU" in told
+    assert "two_pairs: left out, 4 ranks are too many for 1 GPU" in told
+
+
+def test_a_worker_that_is_not_run_says_why(on_the_cpu, monkeypatch, capsys):
+    monkeypatch.setattr(gpu_items, "in_one_launch", lambda calls, names, ranks: print(*calls))
+    gpu_items.chapter_workers("00")
+    gpu_items.chapter_workers("04")
+    told = capsys.readouterr().out
+    assert "careless: left out, it fails on purpose" in told
+    assert "add_up_twice: left out, it stays on the CPU" in told
+    assert "on_a_gpu: left out, it wants several GPUs" in told
 
 
 def test_a_worker_that_fails_is_told_with_its_line(on_the_cpu, monkeypatch, capsys):
-    monkeypatch.setattr(gpu_workers, "workers", lambda: {"00": {"introduce": "introduce(1)"}})
+    monkeypatch.setattr(gpu_workers, "on_real_gpus", lambda: {"00": {"introduce": "introduce(1)"}})
     assert gpu_items.main("workers of chapter 00") == 1
     assert "TypeError: introduce() takes 0 positional arguments" in capsys.readouterr().out
 
@@ -244,6 +303,7 @@ def test_the_bandwidth_is_that_of_nccl_tests():
 def test_launch_and_torchrun_are_measured_side_by_side(on_the_cpu, monkeypatch, capsys):
     monkeypatch.setattr(gpu_items, "gpus", lambda: 2)
     monkeypatch.setattr(gpu_items, "SIZES", (1024, 2048))
+    monkeypatch.setattr(gpu_items, "TORCHRUN_S", 200)  # a slow machine may run this
     gpu_items.bandwidth()
     first, second = capsys.readouterr().out.splitlines()[-2:]
     assert first.startswith("1,024 bytes: launch ")

@@ -50,6 +50,7 @@ def test_an_error_on_a_gpu_names_rank_and_line():
         launch(fails_like_any_other, world_size=1, device="cuda")
 
 
+@pytest.mark.nccl
 def test_auto_takes_nccl_with_one_gpu_per_rank_and_keeps_gloo_for_cpu_tensors():
     expected = GPUS * (GPUS - 1) / 2
     results = launch(sum_of_ranks_on, "cuda", world_size=GPUS, device="cuda")
@@ -67,12 +68,14 @@ def test_on_one_gpu_one_rank_and_two_run_on_the_same_kind_of_device():
     assert launch(sees_a_gpu, world_size=2) == [False, False]
 
 
+@pytest.mark.nccl
 def test_two_ranks_share_one_gpu_through_nccl_on_request():
     ranks = GPUS + 1
     results = launch(sum_of_ranks_on, "cuda", world_size=ranks, backend="nccl", share_gpus=True)
     assert results == [("nccl", ranks * (ranks - 1) / 2)] * ranks
 
 
+@pytest.mark.nccl
 def test_nccl_by_name_sums_on_every_gpu():
     results = launch(sum_of_ranks_on, "cuda", world_size=GPUS, backend="nccl")
     assert results == [("nccl", GPUS * (GPUS - 1) / 2)] * GPUS
