@@ -389,12 +389,12 @@ def items() -> dict[str, Item]:
     for chapter in ("00", "14"):
         run = functools.partial(chapter_notebook, chapter)
         in_order[f"chapter {chapter}"] = by_ranks(run, 60)
-    in_order["tests marked gpu"] = Item(functools.partial(tests, "gpu and not nccl"), 120)
-    in_order["tests marked gpu and nccl"] = Item(
-        functools.partial(tests, "gpu and nccl"), 200, True
-    )
+    without_nccl = functools.partial(tests, "gpu and not nccl and not soak")
+    with_nccl = functools.partial(tests, "gpu and nccl and not soak")
+    in_order["tests marked gpu"] = Item(without_nccl, 120)
+    in_order["tests marked gpu and nccl"] = Item(with_nccl, 240, needs_nccl=True)
     in_order["bandwidth"] = by_ranks(bandwidth, BANDWIDTH_S, TORCHRUN_S)
-    in_order["chapter 04"] = Item(functools.partial(chapter_notebook, "04"), 240, True)
+    in_order["chapter 04"] = Item(functools.partial(chapter_notebook, "04"), 240, needs_nccl=True)
     in_order["chapters on the CPU alone"] = Item(chapters_on_the_cpu, START_S)
     return in_order
 
