@@ -29,7 +29,8 @@ WITHOUT_NCCL = f'It needs two ranks by NCCL, see "{gpu_items.TWO_RANKS}" above.'
 MISSING = """\
 `make gpu` wants one NVIDIA GPU that CUDA can use (nvidia-smi shows it), and this torch with CUDA.
 It would show: two ranks by NCCL on it, a hang under NCCL and its report, a recording with CUDA's
-events, train_ddp.py, what every chapter runs in ranks, and chapters 00, 04 and 14."""
+events, train_ddp.py, what every chapter runs in ranks, FSDP2 too, chapters 00, 04 and 14, and the
+tests marked gpu: hangs of chapter 08, a rank that raises, what a kernel may do before a launch."""
 
 
 def main(folder: Path = ROOT, whole_s: float = WHOLE_S) -> int:
