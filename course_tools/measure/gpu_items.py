@@ -37,6 +37,8 @@ OF_SEVERAL_GPUS = {"device_zero.with_data_parallel", "device_zero.with_ddp", "on
 # ends by itself and says why, before its item is ended from outside.
 START_S = 25  # a new Python imports torch, a chapter defines its functions
 PROBE_S = 60  # of NCCL, before the first launch of a process
+DRIVER_S = 60  # of the library's question to CUDA's driver
+SMI_S = 20
 SUM_S = 30
 HANG_S = 20
 EVENTS_S = 30
@@ -100,7 +102,7 @@ def machine() -> None:
 def print_answer_of(*command: str) -> None:
     """Prints what a command prints, without its colours, or that it gave no answer."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SMI_S, check=False)
     except (OSError, subprocess.TimeoutExpired):
         program, first_word, *_ = command
         print(f"({program} {first_word} gave no answer)")
@@ -373,7 +375,7 @@ def items() -> dict[str, Item]:
     What comes late is the first to be left out when the eight minutes are over.
     """
     in_order = {
-        "the machine": Item(machine, 70),
+        "the machine": Item(machine, START_S + DRIVER_S + 2 * SMI_S),
         TWO_RANKS: by_ranks(two_ranks, SUM_S),
         "a hang under NCCL, told": by_ranks(a_hang, HANG_S),
         "a recording with CUDA's events": by_ranks(cuda_events, EVENTS_S),

@@ -206,8 +206,9 @@ def test_what_bounds_the_parts_of_an_item_is_less_than_what_bounds_the_item(monk
         assert sum(launched + ran) + gpu_items.START_S <= item.limit_s, name
 
 
-def test_the_probe_that_items_wait_for_is_that_of_the_library():
+def test_what_items_wait_for_takes_as_long_as_in_the_library():
     assert gpu_items.PROBE_S >= nccl._PROBE_S
+    assert gpu_items.DRIVER_S >= driver._PATIENCE_S
 
 
 def test_where_two_ranks_cannot_use_nccl_what_needs_it_is_left_out_at_once(report, monkeypatch):
