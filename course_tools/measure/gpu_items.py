@@ -32,7 +32,7 @@ from course_utils.devices.driver import usable_gpus
 OF_THE_CPU = {"add_up_twice"}  # workers that add up numbers there: gloo does, but not NCCL alone
 OF_FOUR = {"worker", "two_pairs"}  # workers that need four ranks
 # Workers that number GPUs by themselves, so that two ranks can't share one.
-OF_SEVERAL_GPUS = {"device_zero.with_data_parallel", "device_zero.with_ddp", "on_a_gpu"}
+OF_SEVERAL_GPUS = {"device_zero.with_data_parallel", "on_a_gpu"}
 # Seconds. What an item may take is the sum of what bounds its parts, so that a part which hangs
 # ends by itself and says why, before its item is ended from outside.
 START_S = 25  # a new Python imports torch, a chapter defines its functions
