@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import nbformat
@@ -27,12 +28,27 @@ from course_tools.measure.bandwidth import SIZES, Row, all_reduce
 from course_tools.notebooks import build
 from course_utils import WorkerTimeout, hardware, launch
 from course_utils.devices.driver import usable_gpus
-from course_utils.launcher.deadlines import slowness
 
 OF_THE_CPU = {"add_up_twice"}  # workers that add up numbers there: gloo does, but not NCCL alone
 OF_FOUR = {"worker", "two_pairs"}  # workers that need four ranks
+# Workers that number GPUs by themselves, so that two ranks can't share one.
+OF_SEVERAL_GPUS = {"device_zero.with_data_parallel", "on_a_gpu"}
+# Seconds. What an item may take is the sum of what bounds its parts, so that a part which hangs
+# ends by itself and says why, before its item is ended from outside.
+START_S = 25  # a new Python imports torch, a chapter defines its functions
+PROBE_S = 60  # of NCCL, before the first launch of a process
+DRIVER_S = 60  # of the library's question to CUDA's driver
+SMI_S = 20
+SUM_S = 30
+HANG_S = 20
+EVENTS_S = 30
+WORKERS_S = 45
+SCRIPT_S = 25
+BANDWIDTH_S = 40
+TORCHRUN_S = 30
+TWO_RANKS = "two ranks by NCCL"
 OUTCOME = re.compile(  # a line of pytest: of a test, or of all of them
-    r"^(?:PASSED|FAILED|ERROR|SKIPPED).*|^\d+ (?:passed|failed).*", re.MULTILINE
+    r"tests/.* (?:PASSED|FAILED|ERROR|SKIPPED)|(?:FAILED|ERROR|SKIPPED) |=+ \d+ (?:passed|failed)"
 )
 # Here and not a function of this file: the report names lines of a learner's, not of the course's.
 FORGETS = """\
@@ -86,7 +102,7 @@ def machine() -> None:
 def print_answer_of(*command: str) -> None:
     """Prints what a command prints, without its colours, or that it gave no answer."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SMI_S, check=False)
     except (OSError, subprocess.TimeoutExpired):
         program, first_word, *_ = command
         print(f"({program} {first_word} gave no answer)")
@@ -107,7 +123,7 @@ def two_ranks() -> None:
         return torch.cuda.get_device_name(), mean
 
     begun = time.monotonic()
-    results = list(launch(add_up, timeout=80, **by_nccl()))
+    results = list(launch(add_up, timeout=SUM_S, **by_nccl()))
     seconds = time.monotonic() - begun
     print(f"{results} in {seconds:.1f} s, with NCCL's probe")
     means = [mean for _device, mean in results]
@@ -122,7 +138,7 @@ def a_hang() -> None:
     forgets = names["forgets"]
     error = None
     try:
-        launch(forgets, timeout=20, **by_nccl())
+        launch(forgets, timeout=HANG_S, **by_nccl())
     except WorkerTimeout as hang:
         error = hang
     print(error)
@@ -141,7 +157,7 @@ def cuda_events() -> None:
             dist.all_reduce(numbers, async_op=True).wait()
         numbers.sum().item()
 
-    results = launch(adds_up, trace=True, timeout=60, **by_nccl())
+    results = launch(adds_up, trace=True, timeout=EVENTS_S, **by_nccl())
     events = results.trace.of_rank(0)
     for event in events:
         if event.kind == "wait":
@@ -156,25 +172,35 @@ def cuda_events() -> None:
 def chapter_workers(chapter: str) -> None:
     """What a chapter runs in ranks, once each, on GPUs."""
     names = gpu_workers.prepared(chapter)
-    table = gpu_workers.workers()[chapter]
-    if not any(table.values()):
-        raise LeftOut("its workers want several GPUs")
+    table = gpu_workers.on_real_gpus()[chapter]
+    for worker, why in gpu_workers.left_out().get(chapter, {}).items():
+        print(f"{worker}: left out, {why}")
     of_two = {}
     of_four = {}
     for worker, call in table.items():
-        if not call or worker in OF_THE_CPU:
-            continue
-        if worker in OF_FOUR:
+        if worker in OF_THE_CPU:
+            print(f"{worker}: left out, it stays on the CPU")
+        elif worker in OF_SEVERAL_GPUS and gpus() < 2:
+            print(f"{worker}: left out, it wants several GPUs")
+        elif worker in OF_FOUR and gpus() < 2:
+            print(f"{worker}: left out, 4 ranks are too many for {gpus()} GPU")
+        elif worker in OF_FOUR:
             of_four[worker] = call
         else:
             of_two[worker] = call
     if of_two:
         in_one_launch(of_two, names, 2)
-    if of_four and gpus() < 2:
-        workers = ", ".join(of_four)
-        print(f"{workers}: left out, 4 ranks are too many for {gpus()} GPU")
-    elif of_four:
+    if of_four:
         in_one_launch(of_four, names, 4)
+    if not of_two | of_four:
+        raise LeftOut("nothing of it is left")
+
+
+def chapters_on_the_cpu() -> None:
+    """The chapters of which nothing runs on a GPU, each with the reason."""
+    for chapter, why in gpu_workers.on_the_cpu_alone().items():
+        print(f"chapter {chapter}: {why}")
+    raise LeftOut("They are run by `make test`, on the CPU.")
 
 
 def in_one_launch(calls: dict[str, str], names: dict[str, Any], ranks: int) -> None:
@@ -193,7 +219,7 @@ def in_one_launch(calls: dict[str, str], names: dict[str, Any], ranks: int) -> N
             if is_first:
                 print(f"{worker}: done in {seconds:.1f} s; at most {mib:.1f} MiB on the GPU so far")
 
-    launch(run, timeout=80, **by_nccl(ranks))
+    launch(run, timeout=WORKERS_S, **by_nccl(ranks))
 
 
 def chapter_notebook(chapter: str) -> None:
@@ -247,21 +273,24 @@ def script() -> None:
         sys.path.append(str(ROOT / "notebooks"))
         import train_ddp
 
-        results = launch(train_ddp.train, f"{folder}/b.pt", 1, **by_nccl(gpus()))
+        options = by_nccl(gpus())
+        results = launch(train_ddp.train, f"{folder}/b.pt", 1, timeout=SCRIPT_S, **options)
         weights = results[0]
         for weight in weights.values():
             assert weight.isfinite().all()
         print(f"under launch, as many ranks: trained; {len(weights)} tensors came back")
 
 
-def torchrun(*script: str, timeout_s: float = 45) -> str:
+def torchrun(*script: str) -> str:
     """Runs a script in a process for each GPU and returns what it prints.
 
     It is ended gently: a killed torchrun would leave those processes behind.
 
     Args:
         script: Its path, or `-m` and its module, and its arguments.
-        timeout_s: How long is long enough on a quiet machine.
+
+    Raises:
+        TimeoutExpired: It took more than TORCHRUN_S seconds.
     """
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += [f"--nproc-per-node={gpus()}", *script]
@@ -275,7 +304,7 @@ def torchrun(*script: str, timeout_s: float = 45) -> str:
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True
     )
     try:
-        printed, _ = process.communicate(timeout=timeout_s * slowness())
+        printed, _ = process.communicate(timeout=TORCHRUN_S)
     finally:
         process.terminate()
         process.wait()
@@ -283,23 +312,31 @@ def torchrun(*script: str, timeout_s: float = 45) -> str:
     return printed
 
 
-def tests() -> None:
-    """The tests that need a GPU."""
-    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-rA", "tests"]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    outcomes = OUTCOME.findall(run.stdout)
-    summary = "\n".join(outcomes)
-    if not summary:
-        summary = run.stdout[-4000:] + run.stderr
-    print(summary)
-    assert not run.returncode
+def tests(marks: str) -> None:
+    """The tests that need a GPU and have these marks, each with its line as soon as it is over."""
+    command = [sys.executable, "-m", "pytest", "-m", marks, "-v", "-rfEs", "tests"]
+    run = subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    others = []
+    outcomes = 0
+    for line in run.stdout:
+        if OUTCOME.match(line):
+            outcomes += 1
+            print(line.rstrip(), flush=True)
+        else:
+            others.append(line)
+    status = run.wait()
+    if status or not outcomes:
+        print("".join(others)[-4000:])
+    assert not status
 
 
 def bandwidth() -> None:
     """All-reduces between GPUs, in workers of launch and of torchrun."""
     if gpus() < 2:
         raise LeftOut("it takes two GPUs")
-    results = launch(all_reduce, SIZES, timeout=100, **by_nccl(gpus()))
+    results = launch(all_reduce, SIZES, timeout=BANDWIDTH_S, **by_nccl(gpus()))
     under_launch = results[0]
     printed = torchrun("-m", "course_tools.measure.bandwidth")
     under_torchrun = json.loads(printed)
@@ -317,36 +354,64 @@ def _shown(row: Row) -> str:
     return f"{row.us:,.1f} us, {row.bus_gb_s:.2f} GB/s"
 
 
-def items() -> dict[str, tuple[Callable[[], None], int]]:
-    """Returns everything in its order, the heart of it first, with the seconds that each may take.
+@dataclass(frozen=True)
+class Item:
+    """A part of the report.
+
+    Attributes:
+        run: What prints its lines.
+        limit_s: How many seconds it may take.
+        needs_nccl: Whether it is left out where two ranks can't add up a number by NCCL.
+    """
+
+    run: Callable[[], None]
+    limit_s: float
+    needs_nccl: bool = False
+
+
+def items() -> dict[str, Item]:
+    """Returns everything in its order, the heart of it first.
 
     What comes late is the first to be left out when the eight minutes are over.
     """
     in_order = {
-        "the machine": (machine, 60),
-        "two ranks by NCCL": (two_ranks, 90),
-        "a hang under NCCL, told": (a_hang, 60),
-        "a recording with CUDA's events": (cuda_events, 60),
-        "train_ddp.py": (script, 120),
+        "the machine": Item(machine, START_S + DRIVER_S + 2 * SMI_S),
+        TWO_RANKS: by_ranks(two_ranks, SUM_S),
+        "a hang under NCCL, told": by_ranks(a_hang, HANG_S),
+        "a recording with CUDA's events": by_ranks(cuda_events, EVENTS_S),
+        # torchrun's ranks have a GPU each. With several, those of launch come by NCCL as well.
+        "train_ddp.py": Item(script, START_S + 2 * TORCHRUN_S + PROBE_S + SCRIPT_S, gpus() > 1),
     }
-    for chapter, table in gpu_workers.workers().items():
-        if any(table.values()):
-            run = functools.partial(chapter_workers, chapter)
-            in_order[f"workers of chapter {chapter}"] = (run, 100)
+    for chapter, table in gpu_workers.on_real_gpus().items():
+        run = functools.partial(chapter_workers, chapter)
+        launches = [WORKERS_S]
+        if OF_FOUR & table.keys():
+            launches.append(WORKERS_S)
+        in_order[f"workers of chapter {chapter}"] = by_ranks(run, *launches)
     for chapter in ("00", "14"):
         run = functools.partial(chapter_notebook, chapter)
-        in_order[f"chapter {chapter}"] = (run, 60)
-    in_order["tests marked gpu"] = (tests, 120)
-    in_order["bandwidth"] = (bandwidth, 60)
-    in_order["chapter 04"] = (functools.partial(chapter_notebook, "04"), 240)
+        in_order[f"chapter {chapter}"] = by_ranks(run, 60)
+    without_nccl = functools.partial(tests, "gpu and not nccl and not soak")
+    with_nccl = functools.partial(tests, "gpu and nccl and not soak")
+    in_order["tests marked gpu"] = Item(without_nccl, 120)
+    in_order["tests marked gpu and nccl"] = Item(with_nccl, 240, needs_nccl=True)
+    in_order["bandwidth"] = by_ranks(bandwidth, BANDWIDTH_S, TORCHRUN_S)
+    in_order["chapter 04"] = Item(functools.partial(chapter_notebook, "04"), 240, needs_nccl=True)
+    in_order["chapters on the CPU alone"] = Item(chapters_on_the_cpu, START_S)
     return in_order
+
+
+def by_ranks(run: Callable[[], None], *parts_s: float) -> Item:
+    """Returns an item that launches ranks by NCCL, each part of it after a probe at worst."""
+    limit_s = START_S + sum(PROBE_S + part_s for part_s in parts_s)
+    return Item(run, limit_s, needs_nccl=True)
 
 
 def main(name: str) -> int:
     """Runs one item; returns 0 where all is well, 3 where it is left out, else 1."""
-    run, _limit_s = items()[name]
+    item = items()[name]
     try:
-        run()
+        item.run()
     except LeftOut as why:
         print(why)
         return 3

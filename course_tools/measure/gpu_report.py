@@ -5,21 +5,18 @@ gpu-report.md at once, line by line, so nothing is lost if the machine is. The r
 attached to an issue: it has hardware, versions and results, and neither a host's nor a user's name.
 """
 
-import contextlib
 import getpass
 import os
 import re
-import signal
 import socket
-import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from course_tools import ROOT
 from course_tools.measure import gpu_items
+from course_tools.measure.bounded_process import BoundedProcess
 from course_utils.devices.driver import usable_gpus
 
 REPORT = "gpu-report.md"
@@ -27,10 +24,13 @@ WHOLE_S = 480
 WORKS = "works"
 FAILS = "does NOT work"
 LEFT_OUT = "left out"
+# Each item has a process of its own, and would wait for NCCL's probe once more.
+WITHOUT_NCCL = f'It needs two ranks by NCCL, see "{gpu_items.TWO_RANKS}" above.'
 MISSING = """\
 `make gpu` wants one NVIDIA GPU that CUDA can use (nvidia-smi shows it), and this torch with CUDA.
 It would show: two ranks by NCCL on it, a hang under NCCL and its report, a recording with CUDA's
-events, train_ddp.py, what every chapter runs in ranks, and chapters 00, 04 and 14."""
+events, train_ddp.py, what every chapter runs in ranks, FSDP2 too, chapters 00, 04 and 14, and the
+tests marked gpu: hangs of chapter 08, a rank that raises, what a kernel may do before a launch."""
 
 
 def main(folder: Path = ROOT, whole_s: float = WHOLE_S) -> int:
@@ -49,11 +49,15 @@ def main(folder: Path = ROOT, whole_s: float = WHOLE_S) -> int:
             report.write(f"{line}\n")
 
         write("# The course on this machine's GPUs")
-        for name, (_run, limit_s) in gpu_items.items().items():
+        for name, item in gpu_items.items().items():
             passed_s = time.monotonic() - begun
             left_s = whole_s - passed_s
             write(f"\n## {name}\n")
-            outcome = look(name, limit_s, left_s, write)
+            if item.needs_nccl and became.get(gpu_items.TWO_RANKS) == FAILS:
+                write(WITHOUT_NCCL)
+                outcome = LEFT_OUT
+            else:
+                outcome = look(name, item.limit_s, left_s, write)
             became[name] = outcome
             passed_s = time.monotonic() - begun
             write(f"\n**{outcome}**, {passed_s:.0f} s since the start")
@@ -67,32 +71,18 @@ def look(name: str, limit_s: float, left_s: float, write: Callable[[str], None])
     if left_s <= 0:
         write("The time is over.")
         return LEFT_OUT
-    process = subprocess.Popen(
-        program(name),
-        start_new_session=True,
-        env=environment(),
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
     seconds = min(limit_s, left_s)
-    watchdog = signal_after(seconds, process)
-    try:
-        with watchdog as was_stopped:
-            for line in process.stdout:
-                write(f"    {line.rstrip()}")
-            process.wait()
-    finally:
-        kill(process)
-    if was_stopped() and left_s < limit_s:
+    with BoundedProcess(program(name), seconds, ROOT, environment()) as process:
+        for line in process.lines():
+            write(f"    {line}")
+    if process.was_stopped and left_s < limit_s:
         write("    stopped: the time of the whole report is over")
         return LEFT_OUT
-    if was_stopped():
+    if process.was_stopped:
         write(f"    stopped: it was not done within {limit_s:.0f} s")
         return FAILS
     by_status = {0: WORKS, 3: LEFT_OUT}
-    return by_status.get(process.returncode, FAILS)
+    return by_status.get(process.status, FAILS)
 
 
 def program(name: str) -> list[str]:
@@ -105,29 +95,6 @@ def environment() -> dict[str, str]:
     path_here = os.environ.get("PYTHONPATH", "")
     path = f"{ROOT}{os.pathsep}{path_here}"
     return os.environ | {"PYTHONPATH": path, "COURSE_LANG": "en"}
-
-
-@contextlib.contextmanager
-def signal_after(limit_s: float, process: subprocess.Popen) -> Iterator[Callable[[], bool]]:
-    """Kills the process, with all that it has started, after so long; yields whether it did."""
-    stopped = threading.Event()
-
-    def stop() -> None:
-        stopped.set()
-        kill(process)
-
-    timer = threading.Timer(limit_s, stop)
-    timer.start()
-    try:
-        yield stopped.is_set
-    finally:
-        timer.cancel()
-
-
-def kill(process: subprocess.Popen) -> None:
-    """Ends the process and what it has started, if it has not ended."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
 
 
 def sentence(became: dict[str, str]) -> str:
@@ -144,17 +111,37 @@ def sentence(became: dict[str, str]) -> str:
 
 
 def nameless(text: str) -> str:
-    """A text in which this host, its user and their folders have no name."""
-    names = {
-        str(ROOT): "COURSE",
-        str(Path.home()): "HOME",
-        socket.gethostname(): "HOST",
-        getpass.getuser(): "USER",
-    }
-    for name, instead in names.items():
-        escaped = re.escape(name)
-        text = re.sub(rf"(?<!\w){escaped}(?!\w)", instead, text)
+    """A text in which this host, its user and their folders have no name.
+
+    A user's name may be a word, such as root: it is one only before `@` and in a path.
+    """
+    text = re.sub(rf"(?<!\w){re.escape(str(ROOT))}(?!\w)", "COURSE", text)
+    home = _home()
+    if home:
+        text = re.sub(rf"(?<!\w){re.escape(home)}(?!\w)", "HOME", text)
+    text = re.sub(rf"(?<!\w){re.escape(socket.gethostname())}(?!\w)", "HOST", text)
+    user = _user()
+    if user:
+        escaped = re.escape(user)
+        text = re.sub(rf"(?<!\w){escaped}(?=@)|(?<=/){escaped}(?!\w)", "USER", text)
     return text
+
+
+def _user() -> str:
+    """The name of this user; empty where the system has none, as in a container."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # the first one before Python 3.13
+        return ""
+
+
+def _home() -> str:
+    """The user's folder, unless it is unknown or the root of all folders, which tells nothing."""
+    try:
+        home = str(Path.home())
+    except RuntimeError:
+        return ""
+    return "" if home == "/" else home
 
 
 if __name__ == "__main__":

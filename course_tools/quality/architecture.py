@@ -135,8 +135,8 @@ NODES = {
     # Hangs beside torchfrtrace, the buttons of a lab, what changed in an original, a count of labs,
     # README's pictures, what a wheel has elsewhere than a checkout, a page with plans, what to do
     # where an installation, a download or a first cell went wrong, what the page says to a learner;
-    # what was nested has a name.
-    TOOLS: 64700,
+    # what was nested has a name; what make gpu ends, leaves out and lists.
+    TOOLS: 65700,
 }
 
 

@@ -194,6 +194,6 @@ def test_the_report_tells_a_driver_that_only_pretends_as_what_does_not_work(pret
     told = pretending(REPORT, PRETEND_GPUS="1")
     assert "1 GPU (H100)" in told
     assert "2 ranks could not add up one number by NCCL; nothing of yours was started" in told
-    assert "What works here: the machine. What does not: two ranks by NCCL" in told
-    assert "Left out: bandwidth." in told
+    assert "What works here: the machine. What does not: two ranks by NCCL." in told
+    assert "Left out: workers of chapter 00, bandwidth." in told
     assert told.endswith("status 1\n")

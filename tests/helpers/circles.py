@@ -93,6 +93,7 @@ OUTER = (
     # Faults and waits of the launcher, one by one.
     "tests/flight/test_explain_hangs.py::test_a_call_that_is_pending*",
     "tests/hang/test_hangs.py::test_every_hang_is_explained*",
+    "tests/hang/test_nccl_hangs.py::test_the_cells_for_gpus*",
     "tests/hang/test_queued.py::test_every_hang_is_explained*",
     "tests/launcher/test_a_rank_ends_as_a_program.py::test_under_launch_and_under_torchrun_the_same*",
     "tests/launcher/test_faults.py::*",

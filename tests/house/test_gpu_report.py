@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import nbformat
+import psutil
 import pytest
 import torch
 import warm_kernels
@@ -15,7 +16,7 @@ import warm_kernels
 from course_tools.measure import bandwidth, gpu_items, gpu_report, gpu_workers
 from course_tools.notebooks import build
 from course_utils import launch
-from course_utils.devices import driver
+from course_utils.devices import driver, nccl
 
 
 def test_without_a_gpu_it_says_what_is_missing_and_writes_nothing(monkeypatch, tmp_path, capsys):
@@ -33,10 +34,27 @@ def test_a_gpu_that_is_refused_is_told_with_the_reason(monkeypatch, tmp_path, ca
     assert capsys.readouterr().out.startswith("No GPU to report on: too old.\n")
 
 
+# As torchrun starts its workers: in a session of their own, with the stderr that is being read.
+LEAVES = """
+import subprocess, sys, time
+def start():
+    command = [sys.executable, "-c", "import time; time.sleep(1000)"]
+    return subprocess.Popen(command, start_new_session=True)
+"""
+GENTLE = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(print("has cleaned up", flush=True)))
+print("ready", flush=True)
+time.sleep(1000)
+"""
 PROGRAMS = {
     "good": "print('seen')",
     "bad": "import socket; print(f'on {socket.gethostname()}'); 1 / 0",
     "not here": "print('it takes two GPUs'); raise SystemExit(3)",
+    "leaves a worker": LEAVES + "worker = start(); print(worker.pid, flush=True)",
+    "leaves a worker and hangs": LEAVES
+    + "worker = start(); print(worker.pid, flush=True); time.sleep(1000)",
+    "stops gently": GENTLE,
     "hangs": "import os; print(os.getpid(), flush=True); import time; time.sleep(1000)",
 }
 
@@ -46,7 +64,10 @@ def report(monkeypatch, tmp_path):
     """Make a report of these programs, each within a number of seconds; the text, the status."""
 
     def make(limits_s: dict[str, float], whole_s: float = 100) -> tuple[str, int]:
-        items = {name: (None, limit_s) for name, limit_s in limits_s.items()}
+        items = {
+            name: gpu_items.Item(print, limit_s, needs_nccl=name.endswith("by NCCL"))
+            for name, limit_s in limits_s.items()
+        }
 
         def program(name: str) -> list[str]:
             return [sys.executable, "-c", PROGRAMS[name]]
@@ -85,6 +106,29 @@ def test_what_hangs_is_stopped_and_the_rest_goes_on(report):
     assert status == 1
 
 
+def has_ended(pid: int) -> bool:
+    """Whether a process is there no longer, or only as a zombie that its new parent will reap."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+@pytest.mark.parametrize("name", ["leaves a worker", "leaves a worker and hangs"])
+def test_a_worker_in_a_session_of_its_own_is_ended_and_nobody_waits_for_it(report, name):
+    hangs = name.endswith("hangs")
+    text, _ = report({name: 2 if hangs else 30, "good": 30})
+    pid = int(text.split(f"## {name}")[1].split()[0])
+    assert has_ended(pid)
+    assert ("stopped: it was not done within 2 s" in text) == hangs
+    assert "## good\n\n    seen\n\n**works**" in text
+
+
+def test_what_is_stopped_may_clean_up_first(report):
+    text, _ = report({"stops gently": 2})
+    assert "    ready\n    has cleaned up\n    stopped: it was not done" in text
+
+
 def test_when_the_time_is_over_the_rest_is_left_out(report):
     text, _ = report({"good": 30}, whole_s=0)
     assert "The time is over." in text
@@ -109,17 +153,87 @@ def test_no_name_of_this_machine_is_in_a_report():
     assert gpu_report.nameless(said) == "USER@HOST:HOME and COURSE/tests"
 
 
+def test_a_user_whose_name_is_a_word_is_replaced_only_where_it_is_a_name(monkeypatch):
+    monkeypatch.setattr(gpu_report.getpass, "getuser", lambda: "root")
+    said = "broadcast of 32 bytes, root 1; root@x, /data/root/a.pt, the root's"
+    wanted = "broadcast of 32 bytes, root 1; USER@x, /data/USER/a.pt, the root's"
+    assert gpu_report.nameless(said) == wanted
+
+
+@pytest.mark.parametrize("error", [KeyError, OSError])
+def test_a_user_without_a_name_gets_a_report_as_well(monkeypatch, error):
+    def has_none() -> None:
+        raise error
+
+    monkeypatch.setattr(gpu_report.getpass, "getuser", has_none)
+    monkeypatch.setattr(gpu_report.Path, "home", lambda: gpu_report.Path("/"))
+    assert gpu_report.nameless("a / b") == "a / b"
+
+    def unknown() -> None:
+        raise RuntimeError
+
+    monkeypatch.setattr(gpu_report.Path, "home", unknown)
+    assert gpu_report.nameless("a / b") == "a / b"
+
+
 def test_its_items_are_bounded_and_every_chapter_with_workers_is_among_them():
-    limits_s = [limit_s for _, limit_s in gpu_items.items().values()]
-    assert max(limits_s) <= gpu_report.WHOLE_S / 2
-    chapters = {chapter for chapter, table in gpu_workers.workers().items() if any(table.values())}
-    named = {f"workers of chapter {chapter}" for chapter in chapters}
-    assert named | {"chapter 00", "chapter 04", "chapter 14"} <= gpu_items.items().keys()
+    items = gpu_items.items()
+    assert max(item.limit_s for item in items.values()) <= gpu_report.WHOLE_S / 2
+    named = {f"workers of chapter {chapter}" for chapter in gpu_workers.on_real_gpus()}
+    assert named >= {f"workers of chapter {chapter}" for chapter in ("01", "13", "14")}
+    assert named | {"chapter 00", "chapter 04", "chapter 14"} <= items.keys()
+
+
+@pytest.mark.parametrize("gpus", [1, 8])
+def test_what_bounds_the_parts_of_an_item_is_less_than_what_bounds_the_item(monkeypatch, gpus):
+    monkeypatch.setattr(gpu_items, "gpus", lambda: gpus)
+    launched, ran = [], []
+
+    def launches(fn, *args, timeout, **options):
+        launched.append(nccl._PROBE_S + timeout)
+        raise gpu_items.LeftOut
+
+    monkeypatch.setattr(gpu_items, "launch", launches)
+    monkeypatch.setattr(gpu_workers, "prepared", lambda chapter: {})
+    monkeypatch.setattr(gpu_items, "torchrun", lambda *script: ran.append(gpu_items.TORCHRUN_S))
+    for name, item in gpu_items.items().items():
+        if name.startswith(("chapter ", "tests ")) or name in ("the machine", "bandwidth"):
+            continue
+        launched.clear()
+        ran.clear()
+        with pytest.raises(gpu_items.LeftOut):
+            item.run()
+        assert sum(launched + ran) + gpu_items.START_S <= item.limit_s, name
+
+
+def test_what_items_wait_for_takes_as_long_as_in_the_library():
+    assert gpu_items.PROBE_S >= nccl._PROBE_S
+    assert gpu_items.DRIVER_S >= driver._PATIENCE_S
+
+
+def test_where_two_ranks_cannot_use_nccl_what_needs_it_is_left_out_at_once(report, monkeypatch):
+    monkeypatch.setitem(PROGRAMS, gpu_items.TWO_RANKS, "1 / 0")
+    monkeypatch.setitem(PROGRAMS, "a hang by NCCL", "print('has run')")
+    text, status = report({gpu_items.TWO_RANKS: 30, "a hang by NCCL": 30, "good": 30})
+    assert 'It needs two ranks by NCCL, see "two ranks by NCCL" above.\n\n**left out**' in text
+    assert "has run" not in text
+    assert text.endswith(
+        "here: good. What does not: two ranks by NCCL. Left out: a hang by NCCL.\n"
+    )
+    assert status == 1
+
+
+def test_chapters_that_use_no_gpu_are_listed_with_the_reason(capsys):
+    assert gpu_items.main("chapters on the CPU alone") == 3
+    told = capsys.readouterr().out
+    assert "chapter 02: Groups, ranks and addresses" in told
+    assert "chapter 19: Plans are computed" in told
+    assert "chapter 13" not in told
 
 
 def test_workers_that_are_run_apart_are_workers_of_a_chapter():
-    every = set().union(*gpu_workers.workers().values())
-    assert every >= gpu_items.OF_THE_CPU | gpu_items.OF_FOUR
+    every = set().union(*gpu_workers.on_real_gpus().values())
+    assert every >= gpu_items.OF_THE_CPU | gpu_items.OF_FOUR | gpu_items.OF_SEVERAL_GPUS
 
 
 def test_every_chapter_that_is_run_whole_has_a_cell_that_imports_launch():
@@ -146,11 +260,21 @@ def test_the_workers_of_a_chapter_are_run_and_named(on_the_cpu, capsys):
     gpu_items.chapter_workers("03")
     told = capsys.readouterr().out
     assert "[rank 0] hand_over: done in" in told
-    assert "worker, two_pairs: left out, 4 ranks are too many for 1 GPU" in told
+    assert "two_pairs: left out, 4 ranks are too many for 1 GPU" in told
+
+
+def test_a_worker_that_is_not_run_says_why(on_the_cpu, monkeypatch, capsys):
+    monkeypatch.setattr(gpu_items, "in_one_launch", lambda calls, names, ranks: print(*calls))
+    gpu_items.chapter_workers("00")
+    gpu_items.chapter_workers("04")
+    told = capsys.readouterr().out
+    assert "careless: left out, it fails on purpose" in told
+    assert "add_up_twice: left out, it stays on the CPU" in told
+    assert "on_a_gpu: left out, it wants several GPUs" in told
 
 
 def test_a_worker_that_fails_is_told_with_its_line(on_the_cpu, monkeypatch, capsys):
-    monkeypatch.setattr(gpu_workers, "workers", lambda: {"00": {"introduce": "introduce(1)"}})
+    monkeypatch.setattr(gpu_workers, "on_real_gpus", lambda: {"00": {"introduce": "introduce(1)"}})
     assert gpu_items.main("workers of chapter 00") == 1
     assert "TypeError: introduce() takes 0 positional arguments" in capsys.readouterr().out
 
@@ -180,6 +304,7 @@ def test_the_bandwidth_is_that_of_nccl_tests():
 def test_launch_and_torchrun_are_measured_side_by_side(on_the_cpu, monkeypatch, capsys):
     monkeypatch.setattr(gpu_items, "gpus", lambda: 2)
     monkeypatch.setattr(gpu_items, "SIZES", (1024, 2048))
+    monkeypatch.setattr(gpu_items, "TORCHRUN_S", 200)  # a slow machine may run this
     gpu_items.bandwidth()
     first, second = capsys.readouterr().out.splitlines()[-2:]
     assert first.startswith("1,024 bytes: launch ")

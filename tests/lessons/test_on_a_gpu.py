@@ -110,6 +110,7 @@ def test_two_ranks_share_a_gpu_by_gloo(lesson):
 
 
 @pytest.mark.gpu
+@pytest.mark.nccl
 @pytest.mark.skipif(gpu_count() < 1, reason="no GPU on this machine")
 def test_on_gpus_the_call_is_over_first_and_synchronize_last(lesson):
     shares = gpu_count() < 2

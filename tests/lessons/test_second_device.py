@@ -4,9 +4,11 @@ There need be no GPU: one is pretended (tests/helpers/second_device.py).
 """
 
 import ast
+import builtins
 import functools
 import re
 
+import nbformat
 import pytest
 import torch
 from second_device import second_device
@@ -58,8 +60,69 @@ def test_a_launch_for_a_gpu_says_so_since_with_one_gpu_ranks_run_on_the_cpu_by_d
 
 
 def test_every_worker_of_a_chapter_that_is_made_for_both_is_run_here():
-    listed = [(chapter, worker) for chapter, table in WORKERS.items() for worker in table]
-    assert sorted(of_both()) == sorted(listed)
+    pretended, real, left = (
+        {(chapter, worker) for chapter, table in tables.items() for worker in table}
+        for tables in (WORKERS, gpu_workers.only_on_gpus(), gpu_workers.left_out())
+    )
+    assert pretended | left <= {*of_both()} <= pretended | real | left
+    assert not pretended & (real | left)
+    assert not real & left
+
+
+def test_every_chapter_is_run_on_gpus_or_says_why_not():
+    chapters = {path.name[:2] for path in course_map.ROOT.glob("notebooks/[0-9]*.ipynb")}
+    run, others = gpu_workers.on_real_gpus(), gpu_workers.on_the_cpu_alone()
+    assert run.keys() >= {"01", "13", "14"}
+    assert run.keys() | others.keys() == chapters
+    assert not run.keys() & others.keys()
+    assert all(others.values())
+
+
+def names_of_a_call(call: str) -> set[str]:
+    """The names that an expression reads and does not bind itself."""
+    nodes = [node for node in ast.walk(ast.parse(call, mode="eval")) if isinstance(node, ast.Name)]
+    bound = {node.id for node in nodes if isinstance(node.ctx, ast.Store)}
+    return {node.id for node in nodes} - bound
+
+
+@pytest.mark.parametrize("chapter", gpu_workers.only_on_gpus())
+def test_what_only_real_gpus_run_has_all_names_that_it_needs(names, chapter):
+    defined = names(chapter)
+    for call in gpu_workers.only_on_gpus()[chapter].values():
+        for name in names_of_a_call(call):
+            assert name in defined or name in dir(builtins), name
+
+
+def test_what_only_real_gpus_run_of_chapter_13_runs_on_a_cpu_too(names):
+    defined = names("13")
+
+    def run() -> None:
+        for call in gpu_workers.only_on_gpus()["13"].values():
+            eval(call, defined)
+
+    assert launch(run, backend="gloo", device="cpu", timeout=100) == [None, None]
+
+
+STARTS_BY_ANOTHER_NAME = """
+from course_utils import launch
+def see(call):
+    return launch(call, world_size=1, backend="gloo")
+def torchrun(script):
+    raise ValueError("it has been started")
+seen = see(int)
+printed = torchrun("train.py")
+defined = 7
+"""
+
+
+def test_what_a_chapter_defines_is_had_without_a_launch(monkeypatch):
+    forks = []
+    monkeypatch.setattr("os.fork", lambda: forks.append(1))
+    cell = nbformat.v4.new_code_cell(STARTS_BY_ANOTHER_NAME)
+    names = gpu_workers.definitions(nbformat.v4.new_notebook(cells=[cell]))
+    assert forks == []
+    assert names.keys() >= {"see", "torchrun", "defined"}
+    assert not names.keys() & {"seen", "printed"}
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +133,7 @@ def names():
 
 @pytest.mark.parametrize(
     ("chapter", "worker"),
-    [(c, w) for c, table in WORKERS.items() for w, call in table.items() if call],
+    [(c, w) for c, table in WORKERS.items() for w in table],
 )
 def test_no_rank_mixes_devices(names, chapter, worker):
     code = compile(WORKERS[chapter][worker], f"<{worker}>", "eval")

@@ -130,6 +130,7 @@ def test_a_timeline_draws_the_work_and_says_so(gpu, monkeypatch):
 
 
 @pytest.mark.gpu
+@pytest.mark.nccl
 @pytest.mark.skipif(not gpu_count(), reason="no GPU on this machine")
 def test_on_a_gpu_the_work_is_done_after_all_have_come():
     def work() -> None:
