@@ -383,7 +383,7 @@ def _frames(error: BaseException) -> list[Frame]:
 
 def _details(error: BaseException) -> list[str]:
     """A line for each note, each member of a group, and each exception that led to this one."""
-    # A group may hold another many times over, so nothing is asked of what isn't shown.
+    # A group may contain the same group many times, so no more lines are made than are shown.
     return list(itertools.islice(_all_details(error), 4 * _MAX_EXCEPTIONS))
 
 
