@@ -85,11 +85,11 @@ class Score:
         rows = [header]
         for world_size, size in itertools.product(WORLD_SIZES, SIZES):
             label = f"{world_size} ranks, {size}"
-            percents = []
+            by_league = []
             for league in LEAGUES:
                 run = Run(league, world_size, size)
-                percents.append(self.percents[run])
-            rows.append(_row(label, percents))
+                by_league.append(self.percents[run])
+            rows.append(_row(label, by_league))
         label = f"{self.name} scores"
         scores = [self[league] for league in LEAGUES]
         rows.append(_row(label, scores))
