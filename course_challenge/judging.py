@@ -84,12 +84,12 @@ class Score:
         rows = [header]
         for world_size, size in itertools.product(WORLD_SIZES, SIZES):
             label = f"{world_size} ranks, {size}"
-            percents = []
+            by_league = []
             for league in LEAGUES:
                 run = Run(league, world_size, size)
                 percent = self.percents[run]
-                percents.append(percent)
-            row = _row(label, percents)
+                by_league.append(percent)
+            row = _row(label, by_league)
             rows.append(row)
         label = f"{self.name} scores"
         scores = [self[league] for league in LEAGUES]

@@ -328,8 +328,8 @@ def _mismatch(wanted: Any, got: Any) -> str:
     return _("wanted {wanted}, got {got}", wanted=wanted_kind, got=kind)
 
 
-def _of_item(key: Any, difference: str) -> str:
-    return _("item {key!r}: {difference}", key=key, difference=difference)
+def _of_item(key: Any, text: str) -> str:
+    return _("item {key!r}: {difference}", key=key, difference=text)
 
 
 def dtypes_of(value: Any) -> set[torch.dtype]:
@@ -358,14 +358,14 @@ def _short(constant: Any) -> str:
     return str(constant).removeprefix("torch.")
 
 
-def brief(value: Any, difference: str = "") -> str:
+def brief(value: Any, differs: str = "") -> str:
     """A value in one short line, the same in every run; of a long dict the item that differs."""
     try:
         text = _stable(value)
         if len(text) > _WIDEST and isinstance(value, dict):
             for key, item in value.items():
                 beginning = _of_item(key, "")
-                if difference.startswith(beginning):
+                if differs.startswith(beginning):
                     return brief({key: item})
     except Exception as error:  # of a __repr__, or of a list that holds itself
         text = _(

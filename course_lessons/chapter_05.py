@@ -494,7 +494,9 @@ def _judged(cases: dict[str, tuple], at_once: bool = False) -> dict[str, Any]:
         limit_bytes, _, *known = cases[case]
         calls = len(fill(learning(TwoExperts()), limit_bytes)) if limit_bytes else known[0]
         turns = 2 * (world_size - 1) * STEPS
-        signs = STEPS * (world_size - 1) * (case == LATE)
+        signs = 0
+        if case == LATE:
+            signs = STEPS * (world_size - 1)
         start = _start_budget(world_size, case)
         return {
             "sent_messages": start["sent_messages"] + turns * calls + signs,

@@ -392,10 +392,13 @@ def _owned(
     sent: Sequence[int] = (),
 ) -> Figure:
     """Draw a column per tensor and a row per copy; below, how often it was sent."""
-    rows = len(labels) + bool(sent)
+    row_names = list(labels)
+    if sent:
+        row_names.append("times sent")
+    rows = len(row_names)
     figure, axes = plt.subplots(figsize=(0.5 * len(names) + 2.2, 0.42 * rows + 1.3))
     rank_rows(axes, range(rows), len(names))
-    axes.set_yticks([row + 0.5 for row in range(rows)], [*labels, *["times sent"] * bool(sent)])
+    axes.set_yticks([row + 0.5 for row in range(rows)], row_names)
     for column, name in enumerate(names):
         short = name.replace("weight", "w").replace("bias", "b").removeprefix("0.")
         axes.text(column + 0.4, -0.1, short, rotation=45, size=8)

@@ -410,15 +410,14 @@ def _fastest_spec(
     for candidates, compute_ms, overlap in zip(
         all_candidates, all_compute_ms, overlaps, strict=True
     ):
-        best_name, best_speed = "", -math.inf
+        speeds = {}
         for name, candidate in candidates.items():
             exposed_ms = candidate.messages_ms
             if overlap and candidate.in_backward:
                 exposed_ms = max(0.0, exposed_ms - BACKWARD * compute_ms)
-            speed = candidate.progress / (compute_ms + exposed_ms)
-            if speed > best_speed:
-                best_name, best_speed = name, speed
-        answers.append(best_name)
+            speeds[name] = candidate.progress / (compute_ms + exposed_ms)
+        fastest = max(speeds, key=speeds.get)
+        answers.append(fastest)
     return answers
 
 
@@ -572,7 +571,10 @@ HALF |= {"world_sizes": (2, 3), "rtol": 0.02, "timeout": 30}
 
 def mean_of_large(hook: Callable, state: Any) -> float:
     """What a hook makes of a gradient that is 70,000 on rank 0, and 0 on rank 1."""
-    large = torch.full((3,), 70_000.0 * (dist.get_rank() == 0), device=my_device())
+    value = 0.0
+    if dist.get_rank() == 0:
+        value = 70_000.0
+    large = torch.full((3,), value, device=my_device())
     gradients = [[large]] * 2
     return under_ddp(hook)(gradients, state, 25)["means"][0, 0].item()
 

@@ -95,8 +95,12 @@ def _lane_name(lane: str, nccl_lanes: set[str]) -> str:
 
 def covered_us(rows: Sequence[Row]) -> float:
     """The time in which at least one of the rows lasts, in microseconds."""
-    total_us, covered_until_us = 0.0, float("-inf")
-    for row in sorted(rows, key=lambda row: row.start_us):
+    if not rows:
+        return 0.0
+    in_order = sorted(rows, key=lambda row: row.start_us)
+    total_us = 0.0
+    covered_until_us = in_order[0].start_us
+    for row in in_order:
         total_us += max(0.0, row.end_us - max(row.start_us, covered_until_us))
         covered_until_us = max(covered_until_us, row.end_us)
     return total_us
@@ -303,7 +307,9 @@ def _host_calls(rank: int, world_size: int, case: str) -> list[Row]:
     count = 3 if kind == "three" else 1
     rows = []
     for number in range(count):
-        long_us = float(torch.randint(100, 900, ()) + 1000 * (number == 1))
+        long_us = float(torch.randint(100, 900, ()))
+        if number == 1:
+            long_us += 1000
         rows += _one_item(10_000.0 * number + 3000, waiting, long_us)
     if kind == "thread":
         long_us = rows[0].us - 10  # inside the time of `.item()`, and not called by it

@@ -64,10 +64,10 @@ class RankTrace:
 
     def of_all_ranks(self) -> Trace:
         """The events of all ranks until now. All ranks have to call it: they meet here."""
-        mine = tuple(self.events)
+        events_of_this_rank = tuple(self.events)
         by_rank: list[Any] = [None] * dist.get_world_size()
         before = len(self._all_events())
-        dist.all_gather_object(by_rank, (mine, time.monotonic()))
+        dist.all_gather_object(by_rank, (events_of_this_rank, time.monotonic()))
         self._asked.append(range(before, len(self._all_events())))
         events: list[Event] = []
         ended = []

@@ -461,7 +461,10 @@ def _ranks_with(outcome: str, words: Sequence[Word | None]) -> list[int]:
 
 
 def _exception_of(word: Word) -> BaseException:
-    """An exception of the type that a rank raised, whatever its constructor wants."""
+    """An exception of the type that a rank raised, which an xfail mark asks for.
+
+    It is made without its constructor, which may want arguments that only the rank had.
+    """
     error = word.raised.__new__(word.raised)
     error.args = (word.reason,)
     return error

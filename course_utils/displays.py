@@ -194,7 +194,7 @@ def _leave_the_notebook(shell: Any) -> None:
         if shell.user_ns.get(name) is getattr(shell, "exiter", None):  # tells the kernel to end
             shell.user_ns[name] = sys.exit
     shell.showtraceback = _raise_instead  # `with ipywidgets.Output():` would show it to nobody
-    for prompt in ("ps1", "ps2"):  # by which libraries know that somebody types
+    for prompt in ("ps1", "ps2"):  # libraries take these as a sign of an interactive session
         if hasattr(sys, prompt):
             delattr(sys, prompt)
     if "ipykernel" in sys.modules:
@@ -202,7 +202,7 @@ def _leave_the_notebook(shell: Any) -> None:
 
 
 def _send_nothing(*_: object, **__: object) -> None:
-    """Of what a rank's widgets would say to the browser."""
+    """Replaces the call that sends a widget's messages: nothing is sent."""
 
 
 def _raise_instead(raised: Any = None, *_: object, **__: object) -> NoReturn:

@@ -374,7 +374,7 @@ class _Pretence:
 
 
 def _as_any_work(_wait: Callable) -> Callable:
-    """The wait for a fake call, which torch gives a method of its own: the recorder sees others."""
+    """Replaces the `wait` of fake calls with that of other calls, which the recorder sees."""
 
     def wait(work: dist.Work, *args: Any, **options: Any) -> Any:
         return dist.Work.wait(work, *args, **options)

@@ -25,9 +25,9 @@ from course_utils.pictures.curve import MOST_POINTS, Points, curves, note, on_an
 from course_utils.record.record import Record
 
 _REDRAW_S = 0.12  # between two drawings
-_QUIET_S = 5.0  # without a call, until it is said where all ranks are
-_ALONE_S = 1.0  # the same of a rank alone
-_RETURNED_S = 0.5  # the same where a rank has returned: whoever waits for it waits for ever
+_QUIET_S = 5.0  # of silence, after which all positions are shown
+_ALONE_S = 1.0  # the same with a single rank
+_RETURNED_S = 0.5  # the same once a rank has returned: who waits for it waits for ever
 _MEMORY_BYTES = 1 << 16  # for the last numbers that a rank reports; its curve stands behind them
 _CURVE_BYTES = 8 + 16 * MOST_POINTS  # how many points, then two numbers for each
 _MAX_CHARACTERS = 60  # of one word that a rank reports, and of the line that it printed last
@@ -266,7 +266,11 @@ class Early(HangReport):
         self._asked_soon = False  # since a rank has last called something
 
     def on_start(self, world_size: int) -> None:
-        """Begin to watch; a rank alone that waits for another does so in vain, whoever looks."""
+        """Begin to watch.
+
+        A single rank that waits for a different one will wait for ever, so that is reported early,
+        also when nobody looks.
+        """
         super().on_start(world_size)
         self._is_alone = world_size == 1
         if self._is_alone:

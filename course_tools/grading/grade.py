@@ -58,7 +58,7 @@ class Lab(NamedTuple):
         return self.points | self.by_hand
 
 
-def lab(target: build.Target) -> Lab:
+def read_lab(target: build.Target) -> Lab:
     """Read a lab's source."""
     slug = target.built.stem
     text = target.source.read_text(encoding="utf-8")
@@ -353,7 +353,7 @@ def grade_folder(folder: Path, args: argparse.Namespace) -> None:
     cells = {}
     possible = {}
     for target in handout.labs_of(root):
-        known_lab = lab(target)
+        known_lab = read_lab(target)
         slug = known_lab.slug
         labs[slug] = known_lab
         cells[slug] = known_lab.cells

@@ -138,11 +138,11 @@ def configure(config: Any, folder: Path) -> None:
     config.Autograde.autograde_preprocessors = grading
 
 
-def _with(ours: type, nbgraders: type, preprocessors: Any) -> list[type]:
-    """A converter's usual preprocessors, where one of ours takes the place of nbgrader's."""
+def _with(substitute: type, original: type, preprocessors: Any) -> list[type]:
+    """A converter's usual preprocessors, with a substitute for one of nbgrader's."""
     chosen = []
     for preprocessor in preprocessors.default():
-        if preprocessor is nbgraders:
-            preprocessor = ours
+        if preprocessor is original:
+            preprocessor = substitute
         chosen.append(preprocessor)
     return chosen

@@ -268,19 +268,19 @@ def merged(old: NotebookNode, new: NotebookNode) -> int:
             continue
         moved += 1
         if is_in_new:
-            mine = new.cells[at]
-            mine.source = cell.source
+            moved_cell = new.cells[at]
+            moved_cell.source = cell.source
         else:
             was_a_stub = cell.id in texts
             is_below_buttons = at > 0 and is_buttons(new.cells[at - 1])
             if was_a_stub and is_below_buttons:
                 at -= 1
             new_id = _id_of_mine(cell)
-            mine = NotebookNode(cell, id=new_id)
-            new.cells.insert(at, mine)
+            moved_cell = NotebookNode(cell, id=new_id)
+            new.cells.insert(at, moved_cell)
         if cell.cell_type == "code":
-            mine.outputs = []
-            mine.execution_count = None
+            moved_cell.outputs = []
+            moved_cell.execution_count = None
     return moved
 
 

@@ -486,6 +486,7 @@ class Checkout:
 
     def __init__(self, folder: Path, where: str = "here") -> None:
         # Each checkout is measured by its own benchmark, which knows how its library is laid out.
+        self.folder = folder
         benchmark = benchmark_of(folder)
         command = [sys.executable, str(benchmark), "--serve", where]
         environment = os.environ | {"PYTHONPATH": str(folder)}
@@ -544,13 +545,20 @@ def quartiles(values: list[float]) -> dict[str, float]:
 
 
 def compare(figure: str, checkouts: list[Checkout], budget_s: float) -> list[list[Turn]] | str:
-    """All turns of each checkout, in alternating order, within so many seconds; or why not."""
+    """All turns of each checkout, in alternating order, within so many seconds; or why not.
+
+    A checkout that lacks the figure is left out, as an older one may.
+    """
+    measurable = []
     for checkout in checkouts:
         warm_up = checkout.measure(figure)
+        if warm_up == repr(KeyError(figure)):
+            continue
         if isinstance(warm_up, str):  # why it cannot be measured
             return warm_up
-    turns = [[] for _ in checkouts]
-    order = list(zip(checkouts, turns, strict=True))
+        measurable.append(checkout)
+    turns = [[] for _ in measurable]
+    order = list(zip(measurable, turns, strict=True))
     end = time.monotonic() + budget_s
     for done in range(40):
         is_over = time.monotonic() >= end
@@ -566,17 +574,17 @@ def compare(figure: str, checkouts: list[Checkout], budget_s: float) -> list[lis
 def row(turns: list[list[Turn]]) -> dict[str, Any]:
     """What the turns of a figure come to: of this checkout, and of another one if there is one."""
     our_turns = turns[0]
-    ours, beside = zip(*our_turns, strict=True)
+    times_s, beside_s = zip(*our_turns, strict=True)
     result = {
-        "ms": 1e3 * statistics.median(ours),
-        "beside_ms": 1e3 * statistics.median(beside),
+        "ms": 1e3 * statistics.median(times_s),
+        "beside_ms": 1e3 * statistics.median(beside_s),
         "ratio": ratios(our_turns),
         "turns": len(our_turns),
     }
     if len(turns) > 1:
         their_turns = turns[1]
-        theirs = [there_s for there_s, _beside_s in their_turns]
-        pairs = zip(ours, theirs, strict=True)
+        times_there_s = [there_s for there_s, _beside_s in their_turns]
+        pairs = zip(times_s, times_there_s, strict=True)
         result["then"] = ratios(their_turns)
         result["to_then"] = ratios(pairs)
     return result
@@ -624,6 +632,8 @@ def measured(
         result = row(turns)
         results[name] = result
         text = line(name, figure, result)
+        if len(turns) < len(checkouts):
+            text += f"; not in {checkouts[-1].folder}"
         print(text, flush=True)
     return results
 

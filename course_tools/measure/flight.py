@@ -36,11 +36,11 @@ class Row(NamedTuple):
 
     case: str
     truth: list[int] | None
-    ours: list[int]
+    guilty: list[int]
     outcome: str
     outcome_of_torch: str
     seconds: float
-    seconds_theirs: float
+    seconds_of_torch: float
 
 
 def rows(folders: list[Path]) -> Iterator[Row]:
@@ -65,16 +65,16 @@ def measure(folder: Path) -> Row:
     _their_tool()  # its import is not counted
     begun_s = time.perf_counter()
     outcome_of_torch = torchfrtrace(folder)
-    seconds_theirs = time.perf_counter() - begun_s
+    seconds_of_torch = time.perf_counter() - begun_s
     verdict = explanation.verdict
     return Row(
         case=folder.name,
         truth=truth(folder),
-        ours=explanation.guilty,
+        guilty=explanation.guilty,
         outcome=f"{verdict.outcome}, {verdict.certainty}",
         outcome_of_torch=outcome_of_torch,
         seconds=seconds,
-        seconds_theirs=seconds_theirs,
+        seconds_of_torch=seconds_of_torch,
     )
 
 
@@ -261,8 +261,8 @@ def table(measured: list[Row]) -> str:
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for row in measured:
-        line = f"| {row.case} | {row.truth} | {row.ours} | {row.outcome} "
-        line += f"| {row.outcome_of_torch} | {row.seconds:.2f} | {row.seconds_theirs:.2f} |"
+        line = f"| {row.case} | {row.truth} | {row.guilty} | {row.outcome} "
+        line += f"| {row.outcome_of_torch} | {row.seconds:.2f} | {row.seconds_of_torch:.2f} |"
         lines.append(line)
     return "\n".join(lines)
 
@@ -281,7 +281,7 @@ def main() -> None:
     print(large(options.ranks))
     wrong = []
     for row in measured:
-        if row.truth not in (None, row.ours):
+        if row.truth not in (None, row.guilty):
             wrong.append(row.case)
     if wrong:
         cases = ", ".join(wrong)

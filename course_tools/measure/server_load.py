@@ -142,7 +142,7 @@ def measure(learners: int, rounds: int) -> tuple[list[Round], int]:
         for number, client in zip(numbers, clients, strict=True):
             cell = BEGIN.format(learner=number)
             client.execute(cell)
-        list(pool.map(one_round, clients, numbers))  # not counted: it imports what ranks need
+        _warm_up = list(pool.map(one_round, clients, numbers))  # it imports what ranks need
         memory = pool.submit(most_memory, os.getpid(), stop)
         results: list[Round] = []
         try:

@@ -20,7 +20,8 @@ from pathlib import Path
 
 from course_tools import ROOT
 
-PACKAGE = "course_utils"  # its modules are called `launcher.team`, those of the others by full name
+# Its modules are called `launcher.launch`; those of the other packages by their full names.
+PACKAGE = "course_utils"
 HOUSE = "root"  # the modules of the library that are in no room
 JUDGE = "course_checks"
 CLUSTER = "course_cluster"
@@ -100,6 +101,7 @@ OUTSIDE = {
     "course_tools.learner.doctor": {TOOLS, "jupyter_client"},
 }
 MATERIAL = "course_material"  # what lessons work on; it knows nothing of the packages
+DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 TESTS = "tests/helpers"  # on sys.path in tests alone
 PUBLIC_NAMES = 19
 # Nodes of the syntax tree, at most. A feature that needs more raises its room's number, and says
@@ -109,7 +111,7 @@ PUBLIC_NAMES = 19
 # in launcher each step has a name, which costs a node or two; a message is a call with named
 # fields, which has more nodes than an f-string, and no engine has to read f-strings any more.
 NODES = {
-    "launcher": 15120,  # statuses nobody heard, forks that return; each step is named
+    "launcher": 15300,  # statuses nobody heard, forks that return; each step is named
     "record": 7460,  # timers; what becomes of DDP's models; keys and entries whose parts have names
     "hang": 9830,  # the known call proves a hang; dataclasses of facts; loops in no_sync()
     "flight": 12300,  # dumps of any torch, read safely; evidence for nine kinds of guilt; a watcher
@@ -119,7 +121,7 @@ NODES = {
     # Hangs told from dumps, dry runs, a panel that comes by itself, silence that ends a launch.
     # Models that ranks have changed, or changed differently; a curve from its first step; captions.
     # What is told to who spawns a function of a cell; tracebacks of refused calls in one frame.
-    PACKAGE: 68630,
+    PACKAGE: 68900,
     # Results as plain data; what an answer reaches beside its arguments: frames, memory, copies;
     # likely mistakes by their results, results that are a factor off, and what a rank was given
     # that raises; an answer that lacks a name of a cell which has not run, and a limit of calls.
@@ -278,18 +280,31 @@ def circle(graph: Graph) -> list[str]:
 
 @functools.cache
 def nodes(path: Path) -> int:
-    """How large a file is: nodes of its syntax tree, docstrings left out."""
+    """How large a file is, in nodes of its syntax tree."""
     tree = parsed(path)
-    documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-    count = 0
+    counted = syntax_nodes(tree)
+    return len(list(counted))
+
+
+def syntax_nodes(tree: ast.AST) -> Iterator[ast.AST]:
+    """The nodes that count, here and for `density`.
+
+    Docstrings don't, nor do nodes without a text of their own: the module, and load or store.
+    """
+    not_counted = set()
+    for docstring in docstrings(tree):
+        not_counted.update([docstring, docstring.value])
     for node in ast.walk(tree):
-        if isinstance(node, documented):
-            docstring = ast.get_docstring(node, clean=False)
-            if docstring is not None:
-                count -= 2  # the statement and its string
-        if not isinstance(node, ast.expr_context):
-            count += 1
-    return count
+        has_text = not isinstance(node, ast.Module | ast.expr_context)
+        if has_text and node not in not_counted:
+            yield node
+
+
+def docstrings(tree: ast.AST) -> Iterator[ast.Expr]:
+    """The statements that are docstrings."""
+    for node in ast.walk(tree):
+        if isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
+            yield node.body[0]
 
 
 def upwards(known: Modules) -> Complaints:

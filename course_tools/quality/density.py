@@ -4,7 +4,10 @@ Counting lines rewards whoever folds three thoughts into one line. So three othe
 counted: the nodes of the syntax tree on a line, the expressions that fold a statement into another
 one (an assignment inside an expression, a comprehension, a conditional expression), and names that
 say nothing about what they hold. A line of code is a line that holds a token which is neither a
-comment nor part of a docstring.
+comment nor part of a docstring, and docstrings have no nodes that count.
+
+A figure is compared with its limit as it is, not rounded: 5.04 is more than 5.0. A limit that lies
+far above its figure guards nothing, so that is a fault, too.
 
     python -m course_tools.quality.density              a row for each package
     python -m course_tools.quality.density --densest    and the functions to look at first
@@ -20,6 +23,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from course_tools import ROOT
+from course_tools.quality.architecture import docstrings, syntax_nodes
 
 
 @dataclass
@@ -32,40 +36,41 @@ class Limit:
     vague_percent: float
 
 
-# Where a package lies today. A change may lower a figure; whoever wants to raise one says why here.
-# Wanted everywhere: 5.5 nodes a line, 2 walruses, 5 foldings, 1 % vague names.
+# Where a package lies today, rounded up. A change may lower a figure, and its limit with it; who
+# wants to raise one says why here. Wanted everywhere: 5.5 nodes a line (5.0 in the launcher),
+# 2 walruses, 5 foldings, 1 % vague names.
 LIMITS = {
-    "course_utils/launcher": Limit(5.0, 0.0, 1.5, 0.2),
-    "course_utils/record": Limit(6.0, 0.0, 2.7, 0.2),
-    "course_utils/hang": Limit(4.8, 0.0, 3.5, 0.1),
-    "course_utils/flight": Limit(5.9, 0.0, 2.5, 0.1),
-    "course_utils/network": Limit(6.4, 0.0, 2.6, 0.2),  # formulas and vector arithmetic
-    "course_utils/pictures": Limit(6.5, 0.0, 2.4, 0.1),  # calls of matplotlib with many arguments
-    "course_utils/devices": Limit(5.0, 0.0, 1.9, 0.1),
-    "course_utils": Limit(5.5, 0.0, 2.3, 0.1),
-    "course_checks": Limit(5.5, 0.0, 0.8, 0.1),
-    "course_cluster": Limit(5.4, 0.0, 1.0, 0.0),
-    "course_challenge": Limit(5.7, 0.0, 0.8, 0.0),
-    "course_lessons": Limit(8.4, 0.0, 8.7, 0.5),
-    "course_testing": Limit(5.4, 0.0, 1.6, 0.3),
-    "course_lint": Limit(5.5, 0.0, 1.0, 0.1),  # tests of a node's type, several on a line
-    "course_museum": Limit(4.7, 0.0, 2.0, 1.5),
-    "course_material": Limit(7.9, 11.7, 6.7, 6.8),
-    "course_tools": Limit(5.7, 0.0, 0.9, 0.2),
-    "tests": Limit(6.4, 2.2, 5.6, 5.4),
+    "course_utils/launcher": Limit(4.9, 0.0, 1.4, 0.2),
+    "course_utils/record": Limit(5.7, 0.0, 2.8, 0.2),
+    "course_utils/hang": Limit(4.7, 0.0, 3.6, 0.0),
+    "course_utils/flight": Limit(5.7, 0.0, 2.5, 0.2),
+    "course_utils/network": Limit(6.2, 0.0, 2.6, 0.2),  # formulas and vector arithmetic
+    "course_utils/pictures": Limit(6.4, 0.0, 2.3, 0.0),  # calls of matplotlib with many arguments
+    "course_utils/devices": Limit(4.9, 0.0, 1.9, 0.0),
+    "course_utils": Limit(5.4, 0.0, 2.3, 0.1),
+    "course_checks": Limit(5.4, 0.0, 0.8, 0.0),
+    "course_cluster": Limit(5.2, 0.0, 1.0, 0.0),
+    "course_challenge": Limit(5.4, 0.0, 0.5, 0.0),
+    "course_lessons": Limit(8.1, 0.0, 7.8, 0.5),
+    "course_testing": Limit(5.3, 0.0, 1.6, 0.0),
+    "course_lint": Limit(5.3, 0.0, 0.9, 0.0),  # tests of a node's type, several on a line
+    "course_museum": Limit(4.6, 0.0, 1.9, 1.4),
+    "course_material": Limit(6.7, 0.0, 5.3, 0.7),
+    "course_tools": Limit(5.4, 0.0, 0.8, 0.2),
+    "tests": Limit(6.3, 1.5, 5.2, 4.3),
 }
 VAGUE_NAMES = {
     *("told", "said", "own", "found", "one", "theirs", "its", "what", "how", "made", "meet", "it"),
     *("all_", "dead", "few", "rest", "way", "thing", "stuff", "whole", "another", "mine", "ours"),
+    *("talks", "speed", "other_", "there", "here"),
 }
 FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
-DOCUMENTED = FUNCTION | ast.ClassDef | ast.Module  # what may begin with a docstring
-WITHOUT_TEXT = ast.Module | ast.expr_context  # a node that no sign of the source stands for
 FOLDING = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.IfExp)
 NO_CODE = {
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),
     *(tokenize.ENDMARKER, tokenize.ENCODING),
 }
+MOST_SLACK = 0.2  # by which a limit may lie above its figure
 SHORTEST_FUNCTION_TO_LIST = 5  # lines: a function of two lines is read at a glance, however dense
 
 
@@ -112,24 +117,10 @@ def ratio(counted: int, total: int) -> float:
     return counted / divisor
 
 
-def syntax_nodes(tree: ast.AST) -> Iterator[ast.AST]:
-    """Every node that stands for a piece of the source: not the module, nor load or store."""
-    for node in ast.walk(tree):
-        if isinstance(node, WITHOUT_TEXT):
-            continue
-        yield node
-
-
 def docstring_lines(tree: ast.AST) -> set[int]:
     """The numbers of the lines that docstrings take."""
     numbers: set[int] = set()
-    for node in ast.walk(tree):
-        if not isinstance(node, DOCUMENTED):
-            continue
-        text = ast.get_docstring(node, clean=False)
-        if text is None:
-            continue
-        docstring = node.body[0]
+    for docstring in docstrings(tree):
         end = docstring.end_lineno + 1
         docstring_numbers = range(docstring.lineno, end)
         numbers.update(docstring_numbers)
@@ -227,17 +218,19 @@ def lines_of(node: ast.stmt) -> int:
 
 
 def problems(root: Path = ROOT) -> Iterator[str]:
-    """A sentence for every figure of a package that is above its limit."""
+    """A sentence for every figure of a package above its limit, or far below it."""
     for package, limit in LIMITS.items():
         folder = root / package
         total = count_package(folder)
         for field in fields(Limit):
             name = field.name
             figure = getattr(total, name)
-            measured = round(figure, 1)
             allowed = getattr(limit, name)
-            if measured > allowed:
-                yield f"{package}: {name} is {measured}, at most {allowed}"
+            if figure > allowed:
+                yield f"{package}: {name} is {figure:.3f}, at most {allowed}"
+            slack = allowed - figure
+            if slack > MOST_SLACK:
+                yield f"{package}: {name} is only {figure:.3f}, so {allowed} is too high a limit"
 
 
 def rows(packages: Iterable[str], root: Path = ROOT) -> Iterator[str]:

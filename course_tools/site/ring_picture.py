@@ -50,18 +50,18 @@ def read(figure: str) -> States:
         ValueError: They are not those of a ring of which every step adds or replaces one chunk.
     """
     no_ring = ValueError(f"this is no ring: {figure}")
-    steps = []
+    numbers_of_steps = []
     for listed in NUMBERS_OF_STEP.findall(figure):
         written = listed.split(",")
         numbers = list(map(int, written))
-        steps.append(numbers)
-    if not steps:
+        numbers_of_steps.append(numbers)
+    if not numbers_of_steps:
         raise no_ring
-    first_step = steps[0]
+    first_step = numbers_of_steps[0]
     n = len(first_step)
     state = first_state(n)
     states = [state]
-    for step, numbers in enumerate(steps, start=1):
+    for step, numbers in enumerate(numbers_of_steps, start=1):
         state = next_state(state, numbers, step)
         states.append(state)
     numbers_at_end = chain(*state)
@@ -69,7 +69,7 @@ def read(figure: str) -> States:
     if shares(smallest) != n:
         raise no_ring
     steps_of_ring = 2 * (n - 1)
-    if len(steps) != steps_of_ring:
+    if len(numbers_of_steps) != steps_of_ring:
         raise no_ring
     return states
 
@@ -130,10 +130,10 @@ def words(states: States, summary: str) -> str:
     """Returns what the picture shows, for those who cannot see it."""
     at_first = states[0]
     n = len(at_first)
-    steps = len(states) - 1
+    step_count = len(states) - 1
     adding_steps = n - 1
     return (
-        f"An all-reduce of {n} ranks in a ring, in {steps} steps. "
+        f"An all-reduce of {n} ranks in a ring, in {step_count} steps. "
         f"In the first {adding_steps} every rank adds the chunk that arrives, "
         f"in the others it keeps it. {summary}"
     )
@@ -289,8 +289,8 @@ def steps(states: States, theme: Theme) -> tuple[float, str]:
 class Clock:
     """Names of CSS animations that show something for a while, or move it."""
 
-    def __init__(self, steps: int) -> None:
-        all_steps_s = steps * STEP_S
+    def __init__(self, step_count: int) -> None:
+        all_steps_s = step_count * STEP_S
         self.total_s = START_S + all_steps_s + END_S
         self.rules: dict[str, str] = {}
 

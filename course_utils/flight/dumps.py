@@ -551,10 +551,10 @@ def _read_name(profiling_name: str) -> _CallName:
     if message is None:
         kind = _KINDS.get(name, name)
         return _CallName(kind)
-    kind, here, _arrow, there = message.groups()
+    kind, caller, _arrow, peer = message.groups()
     if kind == "send":
-        return _CallName(kind, sender=here, receiver=there)
-    return _CallName(kind, sender=there, receiver=here)
+        return _CallName(kind, sender=caller, receiver=peer)
+    return _CallName(kind, sender=peer, receiver=caller)
 
 
 def _is_by_gloo(profiling_name: str) -> bool:

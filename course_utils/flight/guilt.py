@@ -138,13 +138,28 @@ class Judge:
             return Verdict(UNKNOWN)
         return Verdict(NOTHING)
 
-    def _add(self, rank: int, why: str, call: Call | None = None, **more: object) -> None:
+    def _add(
+        self,
+        rank: int,
+        why: str,
+        call: Call | None = None,
+        certainty: str = "",
+        others: Call | None = None,
+        count: int = 0,
+    ) -> None:
+        """Add evidence if there's none for this rank yet; its usual certainty, if none is given."""
         if rank in self.evidence:
             return
-        more.setdefault("certainty", _CERTAINTY[why])
         waiters = {edge.waiter for edge in self.graph.waiters_of(rank)}
-        waiting = tuple(sorted(waiters))
-        self.evidence[rank] = Evidence(rank, why, call=call, waiting=waiting, **more)
+        self.evidence[rank] = Evidence(
+            rank=rank,
+            why=why,
+            certainty=certainty or _CERTAINTY[why],
+            call=call,
+            waiting=tuple(sorted(waiters)),
+            others=others,
+            count=count,
+        )
 
     def _first_call(self, rank: int) -> Call:
         """The first call that a rank has pending."""
@@ -333,7 +348,10 @@ class Judge:
                     self._add(rank, BEHIND, call)
 
     def _has_no_excuse(self, rank: int, call: Call, waiting: set[int]) -> bool:
-        """Whether every peer had the same calls pending and came all the same."""
+        """Whether the calls that a rank has pending don't explain why it has not come.
+
+        They don't if each peer had the same calls pending when it came.
+        """
         roles = set(map(_role, self._pending[rank]))
         if not roles:
             return False
@@ -386,7 +404,10 @@ class Judge:
         return explained
 
     def _beside_the_missing(self) -> Graph:
-        """For all ranks, with which ones without a dump they share a group, and the reverse."""
+        """Pairs of ranks that share a group and of which at least one has no dump.
+
+        By either rank of a pair. The default group, which all share, doesn't count.
+        """
         beside: Graph = defaultdict(set)
         missing = set(self.dumps.missing)
         if not missing:
@@ -407,7 +428,7 @@ class Judge:
         return beside
 
     def _no_dump(self) -> None:
-        """What no rank with a dump explains is the doing of one without."""
+        """What the existing dumps don't explain is blamed on ranks without a dump."""
         explained = self._perhaps_explained()
         for rank in self._unexplained():
             call = self._first_call(rank)
@@ -432,7 +453,7 @@ class Judge:
                 self._add(rank, CIRCLE, call)
 
     def _breakers(self, circle: list[int], waits_for: Graph) -> list[int]:
-        """Ranks of a circle without whose waiting nobody in it would wait in a circle."""
+        """Ranks whose removal leaves no circle."""
         inside = {}
         for rank in circle:
             inside[rank] = waits_for[rank].intersection(circle)

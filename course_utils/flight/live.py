@@ -326,7 +326,7 @@ class _Watcher(threading.Thread):
         return False
 
     def _leave(self, is_first: bool, is_asked: bool) -> None:
-        """Leave a dump; the first one collects all and reports, unless it is only told to end."""
+        """Leave a dump; the first rank to do so reports on all, the others wait for that."""
         rank = dist.get_rank()
         left = dump(self._failed)
         left["stack"] = stacks()

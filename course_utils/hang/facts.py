@@ -83,7 +83,7 @@ class Overview:
     silent_count: int
     starting: str  # ranks that have not come to the learner's function yet
     starting_count: int
-    busy: str  # of whom the words speak: the ranks that are held, or else all not returned
+    busy: str  # the ranks that are held or, if none is, all that have not returned
     held_count: int
     holder: str  # what holds the first rank that is held
     advice: str
@@ -180,11 +180,11 @@ class HandledException:
 
 @dataclass
 class ForeignCall:
-    """A call of the learner's own that met one by which a rank in `join` stood in for DDP's."""
+    """A learner's call, matched with a stand-in call of DDP's `join` on a different rank."""
 
     call: Event
     place: str  # such as " (cell [3], line 5)"
-    joiner: int  # the rank that stood in
+    joiner: int  # that different rank
 
 
 @dataclass
@@ -199,7 +199,7 @@ class Counts:
     often: str  # the first count in words, such as "3 times"
     fewer_times: str  # the other count in words; "" where it's 0, or not smaller
     in_ddp: str  # " in DDP" for a call that DDP has made
-    batches: str  # what else a loop must have in common, behind the words "this call in each"
+    batches: str  # continues the advice that ends in "this call in each"
 
 
 @dataclass
@@ -254,10 +254,7 @@ def differences(graph: WaitGraph) -> list[Difference]:
 def _by_rank(kind: str, meeting: Meeting) -> str:
     describe = _DESCRIPTIONS.get(kind, content)
     descriptions = {rank: describe(call) for rank, call in meeting.calls.items()}
-    parts = []
-    for description, ranks in ranks_by_text(descriptions).items():
-        part = _("{description} on {ranks}", description=description, ranks=ranks_named(ranks))
-        parts.append(part)
+    parts = on_ranks(descriptions)
     return separated(parts)
 
 
@@ -307,6 +304,15 @@ def ranks_by_text(texts: Mapping[int, str]) -> dict[str, list[int]]:
     return groups
 
 
+def on_ranks(descriptions: Mapping[int, str]) -> list[str]:
+    """Such as `root 0 on rank 0`, for each description once, with all ranks that have it."""
+    parts = []
+    for description, ranks in ranks_by_text(descriptions).items():
+        part = _("{description} on {ranks}", description=description, ranks=ranks_named(ranks))
+        parts.append(part)
+    return parts
+
+
 def _past_the_loop(graph: WaitGraph, meeting: Meeting) -> tuple[int, Counts] | tuple[None, None]:
     """The loop that one rank goes round once more while a different one has left it."""
     for call, other_call in permutations(meeting.calls.values(), 2):
@@ -314,9 +320,11 @@ def _past_the_loop(graph: WaitGraph, meeting: Meeting) -> tuple[int, Counts] | t
             continue
         inside, after = _paths(graph, call, other_call)
         loop = _loop_between(inside, after)
-        other_count = graph.count_in_line(other_call.rank, call)
-        if loop and 0 < other_count < graph.count_in_line(call.rank, call):
-            return loop, _counts(graph, call, other_call.rank)
+        if loop is None:
+            continue
+        counts = _counts(graph, call, other_call.rank)
+        if 0 < counts.other_count < counts.count:
+            return loop, counts
     return None, None
 
 
@@ -436,7 +444,7 @@ def lost_messages(graph: WaitGraph) -> list[LostMessage]:
 
 @dataclass
 class Crossing:
-    """A collective at which two ranks met from different lines, though both call in one of them."""
+    """A collective that two ranks called from different lines, one of which both call from."""
 
     name: str  # such as "collective #3 of group 1 (ranks 0 and 2)"
     by_rank: str  # such as "barrier (cell [3], line 4) on rank 0, barrier (cell [3], ..."
@@ -452,11 +460,11 @@ class MissedCall:
     is_send: bool
     is_recv: bool
     group: str  # in which the rank waits
-    other_group: str  # in which the other one has made such a call in that line instead
+    other_group: str  # the group of the other rank's call in that line, if it's a different one
     is_certain: bool  # the line is known, and so are all calls of the other rank
     has_none_in_line: bool  # the other one has never made such a call in that line
     crossing: Crossing | None  # if the other one has called as often in that line
-    is_in_thread: bool  # a thread of the rank waits, in a call that neither DDP nor a message makes
+    is_in_thread: bool  # a thread waits, in a call that is neither DDP's nor a message
     ended_unfinished: bool  # the other rank has ended with a backward pass that is not finished
     place: str  # cell and line in which the rank waits
 

@@ -126,7 +126,7 @@ class HangReport(Listener):
         return self.on_quiet(self.wait_graph(stacks, monotonic()))
 
     def _has_messages(self) -> bool:
-        """Whether a rank alone has sent or received: in all else it only waits for itself."""
+        """Whether the only rank has sent or received; its other calls need nobody else."""
         log = self._record.logs()[0]
         if log is None:
             return True

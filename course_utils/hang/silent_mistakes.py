@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 
-from course_utils.hang.facts import ranks_by_text
+from course_utils.hang.facts import on_ranks
 from course_utils.hang.wait_graph import differ_in
 from course_utils.launcher.language import N_, _
 from course_utils.launcher.listener import Listener
@@ -185,7 +185,10 @@ def _of_meetings(logs: Logs) -> list[str]:
 
 
 def _is_complete(meeting: Meeting) -> bool:
-    """Whether all ranks have made one call with a tensor, or one has sent what the other took."""
+    """Whether every member took part, with a tensor.
+
+    All made one kind of collective, or one sent a message and the other received it.
+    """
     if meeting.missing:
         return False
     calls = meeting.calls.values()
@@ -300,8 +303,6 @@ def _kind_and_line(call: Event) -> str:
 
 def _by_rank(meeting: Meeting, describe: Callable[[Event], object]) -> str:
     """Such as `int32 on rank 0 and float32 on ranks 1 and 2`."""
-    texts = {rank: str(describe(call)) for rank, call in sorted(meeting.calls.items())}
-    parts = []
-    for words, ranks in ranks_by_text(texts).items():
-        parts.append(_("{words} on {ranks}", words=words, ranks=ranks_named(ranks)))
+    descriptions = {rank: str(describe(call)) for rank, call in sorted(meeting.calls.items())}
+    parts = on_ranks(descriptions)
     return _(" and ").join(parts)

@@ -268,14 +268,14 @@ class WaitGraph:
         return count
 
     def first_crossing(self, call: Event, other: int) -> Meeting | None:
-        """The first collective that a call's rank and another one have made in different lines.
+        """The first collective that a call's rank and a different one called from different lines.
 
-        Such as in line 4 of one rank and in line 5 of the other one, although both ranks have both
-        lines. If the call's rank never calls in line 5, these are two branches of an `if` that are
-        meant to meet, and no crossing.
+        Example: rank 0 called it from line 4, rank 1 from line 5, and both ranks run both lines. If
+        rank 0 never calls from line 5, the two lines are branches of an `if`, whose calls are meant
+        to be one collective: that is no crossing.
 
-        It is only looked for where the other rank has called as often in the line of `call`: then
-        an earlier call is what one of them lacks.
+        There is only one if the other rank has called as often in the line of `call`: then what
+        one of the two lacks is an earlier call.
         """
         if is_message(call) or not self.ranks[call.rank].complete:
             return None
@@ -302,11 +302,11 @@ class WaitGraph:
         return None
 
     def met_by_join(self, until: Meeting) -> tuple[Event, int] | None:
-        """A learner's own call that met one by which a rank in `join` stood in for DDP's calls.
+        """A learner's call that was matched with a stand-in call of DDP's `join`.
 
         Returns:
-            The first such call in the group of a meeting, up to that meeting, and the rank that
-            stood in.
+            The first such call in the group of a meeting, up to that meeting, and the rank
+            whose `join` made the stand-in call.
         """
         for meeting in self._meetings.values():
             if meeting.key != until.key or meeting.number > until.number:

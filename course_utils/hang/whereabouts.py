@@ -477,7 +477,10 @@ def _holder(frame: Frame) -> str | None:
 
 
 def stable_line(frames: list[Frame]) -> Frame | None:
-    """The line of a rank that computes; where a `while` goes round, its first line, which stays."""
+    """The line to show for a rank that computes.
+
+    Inside a `while` loop that is the loop's first line, so that it's the same at every look.
+    """
     learner_frame = learners_frame(frames)
     if learner_frame != frames[-1] or _SLEEPS.search(learner_frame.code):
         return learner_frame

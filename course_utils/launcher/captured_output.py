@@ -84,14 +84,18 @@ class CapturedOutput:
     def _text(self, start: int, stop: int) -> str:
         """The bytes from `start` to `stop` of those that are kept, readable."""
         kept = bytes(self._kept[start:stop])
-        if self._dropped_bytes and start <= _HALF < stop:
+        spans_the_middle = start <= _HALF < stop
+        if self._dropped_bytes and spans_the_middle:
             gap = f"\n[... {self._dropped_bytes:,} bytes left out ...]\n"
-            before_gap = _HALF - start
-            kept = kept[:before_gap] + gap.encode() + kept[before_gap:]
+            middle = _HALF - start
+            before_gap = kept[:middle]
+            after_gap = kept[middle:]
+            kept = before_gap + gap.encode() + after_gap
         text = kept.decode(errors="replace")
         text = _BUILD_FOLDER.sub("", text)
-        lines = map(_last_state, text.split("\n"))
-        return "\n".join(lines)
+        lines = text.split("\n")
+        last_states = map(_last_state, lines)
+        return "\n".join(last_states)
 
 
 def _last_state(line: str) -> str:

@@ -95,7 +95,8 @@ class Descendants:
         def spawn_guarded(path: Any, args: Sequence, files: Sequence[int]) -> int:
             self._start_guard()
             words = map(os.fsdecode, args)
-            if not any(_TRACKER in word for word in words):
+            is_tracker = any(_TRACKER in word for word in words)
+            if not is_tracker:
                 pid = spawn(path, args, files)
                 self._note(pid)
                 return pid

@@ -171,9 +171,11 @@ class WorkerError(RuntimeError):
         """What IPython shows: the message, without the launcher's own frames above it."""
         name = type(self).__name__
         text = wrapped(f"{name}: {self}")
-        coloured = text.replace(name, f"\x1b[0;31m{name}\x1b[0m", 1)
+        name_in_red = f"\x1b[0;31m{name}\x1b[0m"
+        coloured = text.replace(name, name_in_red, 1)
         notes = getattr(self, "__notes__", [])
-        return [coloured, *map(wrapped, notes)]
+        wrapped_notes = map(wrapped, notes)
+        return [coloured, *wrapped_notes]
 
 
 class WorkerTimeout(WorkerError):
@@ -252,7 +254,8 @@ def _headline_and_details(error: BaseException, note: str) -> tuple[str, list[st
     if note:
         headline = stable(note)
     details = _details(error)
-    raised_again = _RAISED_AGAIN.match(_words(error))
+    words = _words(error)
+    raised_again = _RAISED_AGAIN.match(words)
     if raised_again:
         where, tracebacks = raised_again.groups()
         headline, *led_to_it = _raised_first(where, tracebacks)
@@ -280,12 +283,17 @@ def _from_checkpoint(rank: int, error: BaseException, failures: dict[int, Any]) 
     frames = _frames(error)
     when = time.monotonic()
     if rank in failures:
-        cause = failures[rank][0]
-        return Failure(rank, when, _kind_and_words(cause), frames, details=_details(cause))
-    headline = _("CheckpointException: {ranks} failed", ranks=ranks_named(failures))
+        cause, _stack = failures[rank]
+        headline = _kind_and_words(cause)
+        details = _details(cause)
+        return Failure(rank, when, headline, frames, details=details)
+    failed_ranks = ranks_named(failures)
+    headline = _("CheckpointException: {ranks} failed", ranks=failed_ranks)
     causes = []
     for other, (cause, _stack) in failures.items():
-        causes.append(_("rank {rank}: {words}", rank=other, words=_kind_and_words(cause)))
+        words = _kind_and_words(cause)
+        line = _("rank {rank}: {words}", rank=other, words=words)
+        causes.append(line)
     details = causes[:_MAX_EXCEPTIONS]
     return Failure(rank, when, headline, frames, echoes.FROM_PEER, details=details)
 
@@ -357,7 +365,8 @@ def _words_and_place(trace: str) -> tuple[str, str]:
         row = lines.pop(0)
         for file, number, name in _CODE_LINE.findall(row):
             frames.append(Frame(file, int(number), name))
-    words = stable("\n".join(lines))
+    rest = "\n".join(lines)
+    words = stable(rest)
     frame = stacks.learners_frame(frames)
     if frame is None:
         return words, ""
@@ -374,7 +383,7 @@ def _frames(error: BaseException) -> list[Frame]:
 
 def _details(error: BaseException) -> list[str]:
     """A line for each note, each member of a group, and each exception that led to this one."""
-    # A group may hold another many times over, so nothing is asked of what isn't shown.
+    # A group may contain the same group many times, so no more lines are made than are shown.
     return list(itertools.islice(_all_details(error), 4 * _MAX_EXCEPTIONS))
 
 
@@ -393,7 +402,7 @@ def _all_details(error: BaseException) -> Iterator[str]:
 
 
 def _notes(error: BaseException) -> list[str]:
-    """The exception's notes as Python shows them: what is no list of them, as it is written."""
+    """The exception's notes; if `__notes__` isn't a list, its repr, as Python shows it."""
     notes = getattr(error, "__notes__", [])
     if isinstance(notes, list | tuple):
         return [str(note) for note in notes]
@@ -552,9 +561,11 @@ def _differing_words(alike: list[Failure]) -> list[str]:
     different = [failure.rank for failure in alike if failure.headline != root.headline]
     if not different:
         return []
-    first_words = _("These are the words of rank {rank}.", rank=root.rank)
-    difference = _("Those of {ranks} differ in numbers only.", ranks=ranks_named(different))
-    return [sentences(first_words, difference)]
+    roots_words = _("These are the words of rank {rank}.", rank=root.rank)
+    others = ranks_named(different)
+    others_words = _("Those of {ranks} differ in numbers only.", ranks=others)
+    row = sentences(roots_words, others_words)
+    return [row]
 
 
 def _about_the_others(
@@ -570,12 +581,14 @@ def _about_the_others(
         if failure.is_echo:  # not worth telling: its rank was stopped, too
             continue
         stopped.remove(failure.rank)
-        first_line, _newline, _others = failure.headline.partition("\n")
-        words = first_line[:_SHORT]
-        rows.append(_("Rank {rank} failed as well: {words}", rank=failure.rank, words=words))
+        headline, _newline, _rest = failure.headline.partition("\n")
+        words = headline[:_SHORT]
+        row = _("Rank {rank} failed as well: {words}", rank=failure.rank, words=words)
+        rows.append(row)
     for rank in sorted(stacks_of_others):
         position = _position(stacks_of_others[rank])
-        rows.append(_("Rank {rank} was meanwhile {position}", rank=rank, position=position))
+        row = _("Rank {rank} was meanwhile {position}", rank=rank, position=position)
+        rows.append(row)
     if stopped:
         were_stopped = ngettext(
             "rank {ranks} was stopped.",

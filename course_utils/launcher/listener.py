@@ -34,11 +34,11 @@ class Listener:
         """
 
     def on_timeout(self) -> float:
-        """In the kernel, when time is up: how many seconds in all the ranks get instead.
+        """In the kernel, when time is up: return the new time limit in seconds.
 
-        They count from the last fork. Who counts from `on_start`, which comes a little earlier,
-        gives the ranks that much more. The launch ends unless a listener names more seconds than
-        have passed; one that fails names none.
+        It is counted from the last fork, a little after `on_start`. A limit that has already passed
+        ends the launch, unless a different listener returns a later one. A listener that fails
+        doesn't change it.
         """
         return 0.0
 

@@ -38,7 +38,8 @@ def _put_refusal_into(module: ModuleType, rank_pid: int) -> None:
         return
 
     def refuse(config: Any, *args: Any, **options: Any) -> Any:
-        acts_as_host = getattr(config, "max_nodes", 1) > 1
+        max_nodes = getattr(config, "max_nodes", 1)
+        acts_as_host = max_nodes > 1
         is_the_rank = os.getpid() == rank_pid  # and no process that it has started
         if is_the_rank and not acts_as_host:
             raise RuntimeError(_(REFUSAL))

@@ -38,7 +38,8 @@ def _inodes(port: int) -> Iterable[str]:
     """The system's numbers of the sockets that listen there."""
     for table in _TABLES:
         with contextlib.suppress(OSError):
-            _title, *rows = Path(table).read_text().splitlines()
+            text = Path(table).read_text()
+            _title, *rows = text.splitlines()
             for row in rows:
                 fields = row.split()
                 address = fields[1]

@@ -193,7 +193,8 @@ def of_failure(headline: str, frames: Sequence[Frame], output: str, died: bool =
         return interface()
     if _LOST_PROCESS.search(headline) and _UNSEEN.search(output):
         return _(_SPAWNED)
-    if _TWICE in headline and _is_in_file(_CHECKPOINT, frames):
+    is_in_a_checkpoint = _is_in_file(_CHECKPOINT, frames)
+    if _TWICE in headline and is_in_a_checkpoint:
         return _(_REENTRANT)
     for pattern, reason in _BY_WORDS.items():
         if re.search(pattern, headline, re.DOTALL):
@@ -213,7 +214,8 @@ def _of_lines(headline: str, frames: Sequence[Frame]) -> str:
     if _reads_the_command_line(frames):
         return _(_COMMAND_LINE)
     innermost = frames[-1:]
-    if _is_in_file(_COLLECTIVES, innermost) and _TAKEN_FOR_A_GROUP.search(headline):
+    is_in_a_collective = _is_in_file(_COLLECTIVES, innermost)
+    if is_in_a_collective and _TAKEN_FOR_A_GROUP.search(headline):
         return _(_NO_GROUP)
     if headline.startswith("ZeroDivisionError") and _counts_devices(frames):
         return _(_ON_THE_CPU)
@@ -265,12 +267,13 @@ def _counts_devices(frames: Sequence[Frame]) -> bool:
 
 
 def _call_whose_none_was_used(frames: Sequence[Frame]) -> tuple[str, str]:
-    """Of a learner's `loss = dist.all_reduce(loss)` a little before the failure: `all_reduce`.
+    """The collective whose result, None, the failing line uses.
 
-    The line that failed may also use what the call returns itself.
+    It is called in that line, or its result was assigned a few lines above, as in
+    `loss = dist.all_reduce(loss)`.
 
     Returns:
-        The call and what to do; two empty texts if there's no such line.
+        The collective's name and what to do; two empty texts if there's no such line.
     """
     frame = learners_frame(list(frames))
     if frame is None:
@@ -279,15 +282,17 @@ def _call_whose_none_was_used(frames: Sequence[Frame]) -> tuple[str, str]:
     used = _USED.search(failed)
     if used:
         return used[1], _("call it in a line of its own, and use the tensor")
-    first = max(1, frame.line - _A_LITTLE + 1)
-    for number in range(frame.line, first - 1, -1):
-        kept = _KEPT.search(linecache.getline(frame.file, number))
-        if not kept:
+    line_before = max(0, frame.line - _A_LITTLE)
+    for number in range(frame.line, line_before, -1):
+        line = linecache.getline(frame.file, number)
+        assignment = _KEPT.search(line)
+        if not assignment:
             continue
-        name, call = kept.groups()
+        name, call = assignment.groups()
         escaped = re.escape(name)
         is_used = re.search(rf"(?<![\w.]){escaped}(?!\w)", failed)
-        if is_used and "async_op" not in _statement(frame.file, number):
+        statement = _statement(frame.file, number)
+        if is_used and "async_op" not in statement:
             return call, _("leave out the `=` before it")
     return "", ""
 

@@ -44,7 +44,8 @@ class Rendezvous:
     def __init__(self, world_size: int, nodes: int, timeout_s: float) -> None:
         self.world_size = world_size
         self.nodes = nodes
-        self._torchs_timeout = timedelta(seconds=timeout_s) + _SLACK
+        timeout = timedelta(seconds=timeout_s)
+        self._torchs_timeout = timeout + _SLACK
         self._opened = contextlib.ExitStack()
         self._server: dist.TCPStore | None = None  # in rank 0, as long as it lives
 
@@ -56,7 +57,9 @@ class Rendezvous:
         if listens:
             self._listen()
         # Short, since the path of a socket may have 107 bytes; random, so that nobody guesses it.
-        self._folder = Path(tempfile.gettempdir(), f"ddp-{secrets.token_urlsafe(6)}")
+        parent = tempfile.gettempdir()
+        token = secrets.token_urlsafe(6)
+        self._folder = Path(parent, f"ddp-{token}")
         self._opened.callback(shutil.rmtree, self._folder, ignore_errors=True)
         if os.path.exists("/proc/self/fd"):
             descriptor = anonymous_file("rendezvous")

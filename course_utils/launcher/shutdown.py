@@ -146,12 +146,14 @@ def _track_alone(kernels_tracker: resource_tracker.ResourceTracker) -> None:
     """Have segments and semaphores of this rank removed when it ends, not when the kernel ends."""
     kernels_segments: set[str] = set()
     with contextlib.suppress(OSError):
-        kernels_segments.update(os.listdir(_SEGMENTS))
+        names = os.listdir(_SEGMENTS)
+        kernels_segments.update(names)
 
     class Tracker(resource_tracker.ResourceTracker):
         def _send(self, command: str, name: str, kind: str) -> None:
             file = name.lstrip("/")
-            if file in kernels_segments or f"sem.{file}" in kernels_segments:
+            semaphores_file = f"sem.{file}"
+            if file in kernels_segments or semaphores_file in kernels_segments:
                 kernels_tracker._send(command, name, kind)
             else:
                 super()._send(command, name, kind)
@@ -314,11 +316,14 @@ def _pending_work(main_thread: int) -> PendingWork:
             return PendingWork(description, frame, is_thread=True)
     frame = _learners_frame(frames.get(main_thread))
     for process in multiprocessing.process._children:
-        return PendingWork(_("process {name}", name=process.name), frame)
+        description = _("process {name}", name=process.name)
+        return PendingWork(description, frame)
     for thread in threading.enumerate():
         if thread.name == "QueueFeederThread":
-            return PendingWork(_("a queue that nobody reads"), frame)
-    return PendingWork(_("what was registered with atexit"), frame)
+            description = _("a queue that nobody reads")
+            return PendingWork(description, frame)
+    description = _("what was registered with atexit")
+    return PendingWork(description, frame)
 
 
 def _learners_frame(innermost: FrameType | None) -> Frame | None:

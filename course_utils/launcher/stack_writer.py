@@ -49,7 +49,9 @@ def two_unused_signals() -> tuple[int, int]:
 def _rare_signals() -> Sequence[int]:
     """Linux has signals without a meaning; macOS has some that are ignored by default."""
     if hasattr(signal, "SIGRTMIN"):
-        return range(signal.SIGRTMIN + 12, signal.SIGRTMAX - 12)
+        first = signal.SIGRTMIN + 12
+        end = signal.SIGRTMAX - 12
+        return range(first, end)
     return signal.SIGINFO, signal.SIGURG, signal.SIGIO
 
 

@@ -118,7 +118,7 @@ class WorkerMain:
         return result
 
     def _is_a_fork_of_the_rank(self) -> bool:
-        """Whether this process is none of the launcher's: the learner's function has forked it."""
+        """Whether this process isn't the rank itself, but one that the learner's code forked."""
         return os.getpid() != self.pid
 
     def _exit_fork(self, error: BaseException | None) -> NoReturn:
@@ -191,9 +191,10 @@ class WorkerMain:
 
     def _answer_signals(self) -> None:
         """Write a stack at a crash and whenever the kernel asks for it, and hear SIGINT again."""
-        faulthandler.enable(file=self.handle.stack_file)  # all threads: the crashing one may be C's
+        stack_file = self.handle.stack_file
+        faulthandler.enable(file=stack_file)  # all threads: the crashing one may be C's
         faulthandler.enable = _keeping_our_file(faulthandler.enable)
-        stack_writer.start_answering(self.handle.stack_signals, self.handle.stack_file)
+        stack_writer.start_answering(self.handle.stack_signals, stack_file)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
 
     def _flush(self) -> None:

@@ -191,7 +191,7 @@ class WorkerGroup:
         return [worker.failure for worker in self.workers if worker.failure]
 
     def _move_deadline(self) -> None:
-        """Move it nearer after a failure; else, when time is up, as far as a listener says."""
+        """Move it closer after a failure; else, when time is up, to what the listeners grant."""
         failures = self._failures()
         if failures:
             for failure in failures:
@@ -317,7 +317,9 @@ class WorkerGroup:
             return error
         # A rank gave up waiting for others, so it helps to know where those are.
         stacks = self._stacks(unsettled)
-        stacks_of_unsettled = {worker.rank: stacks[worker.rank] for worker in unsettled}
+        stacks_of_unsettled = {}
+        for worker in unsettled:
+            stacks_of_unsettled[worker.rank] = stacks[worker.rank]
         return errors.worker_error(failures, self.world_size, output, stacks_of_unsettled)
 
     def _winner_of_port(
@@ -376,7 +378,8 @@ class WorkerGroup:
             steps.append(worker.kill_all)
         for worker in self.workers:
             steps.append(worker.reap)
-        steps.append(partial(self._poll_listeners, final=True))
+        last_poll = partial(self._poll_listeners, final=True)
+        steps.append(last_poll)
         for worker in self.workers:
             steps.append(worker.close)
         steps += [self._rendezvous.close, self._remove_segments, self._listener_exits.close]
@@ -462,8 +465,9 @@ def _end_openmp_threads() -> None:
     with contextlib.suppress(OSError, AttributeError):  # a different OpenMP, as on macOS
         openmp = ctypes.CDLL("libgomp.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
         status = Path("/proc/self/stat").read_text()
-        _name, _bracket, fields = status.rpartition(")")
-        flags = int(fields.split()[6])
+        _name, _bracket, rest = status.rpartition(")")
+        fields = rest.split()
+        flags = int(fields[6])
         if not flags & _FORKED:
             openmp.omp_pause_resource_all(_PAUSE_HARD)
 
@@ -477,5 +481,6 @@ def remove_segments(owners: set[int]) -> None:
     owner_names = {str(pid) for pid in owners}
     with contextlib.suppress(OSError):  # no descriptor is left to look with
         for segment in Path("/dev/shm").glob("torch_*_*"):
-            if segment.name.split("_")[1] in owner_names:
+            _torch, owner_name, *_rest = segment.name.split("_")
+            if owner_name in owner_names:
                 segment.unlink(missing_ok=True)

@@ -70,7 +70,9 @@ class WorkerHandle:
         """Open the channels: the kernel's ends, and the rank's ends until it is forked."""
         keep = self._descriptors.enter_context
         self.stack_signals = stack_writer.two_unused_signals()
-        self.stack_file = keep(FileIO(transport.anonymous_file("stack"), "r+"))
+        stack_descriptor = transport.anonymous_file("stack")
+        stack_file = FileIO(stack_descriptor, "r+")
+        self.stack_file = keep(stack_file)
         kernel_socket, worker_socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.kernel_socket = keep(kernel_socket)
         self.worker_socket = keep(worker_socket)
@@ -133,7 +135,8 @@ class WorkerHandle:
         if not has_just_died or self._was_told_to_end:
             return
         if not self.settled:
-            self.failure = errors.from_exit(self.rank, self.status, self.read_stack())
+            stack = self.read_stack()
+            self.failure = errors.from_exit(self.rank, self.status, stack)
         elif not self.failure and not self.has_shut_down and self.status:
             self.late_death = errors.how_it_died(self.status)
 

@@ -187,7 +187,7 @@ def _binomial_tree(n: int) -> Tree:
 def _along_branches(
     kind: str, tree: Tree, n: int, root: int, size: int, parts: Parts
 ) -> list[Round]:
-    """Up a tree, down it, or both; a branch carries what its kind of collective needs there."""
+    """Rounds that go up the tree, down it, or both, as this kind of collective needs."""
     places = [(root + number) % n for number in range(n)]  # by their number from the root on
     result: list[Round] = []
     if kind in _UP_THE_TREE:

@@ -50,7 +50,7 @@ class Replay:
         return f"Replay({len(self.finish_us)} ranks, {max(self.finish_us):.6g} µs)"
 
 
-# Microseconds that a rank computes before an event; where that is None, before it begins.
+# Microseconds that a rank computes before an event; with None, before its first event.
 Think = Callable[[int, Event | None], float]
 # What a rank does, or its part in a collective: yields until when it waits, or for which end.
 Process = Iterator[float | End]

@@ -31,7 +31,7 @@ UNWAITED = 2048  # a mistake: nobody has waited for it
 # Of a "return", which stands for the end of a rank's function:
 UNFINISHED = 32  # a mistake: a backward pass left buckets of DDP that were never reduced
 UNAVERAGED = 4096  # a mistake: a DDP model was trained on gradients that nobody averaged
-UNHEARD = 8192  # likewise some of its parameters, for which DDP did not listen
+UNHEARD = 8192  # a mistake: parameters were trained that DDP doesn't track
 THREADS_LEFT = 16384  # threads that the function has started run on, and may call something
 
 
@@ -182,7 +182,7 @@ class Log:
 
 
 class MessageKey(NamedTuple):
-    """What the sends and receives have in common that meet each other."""
+    """Sends and receives with equal keys are matched with each other."""
 
     form: str  # "message"
     sender: int | None  # global ranks, as in `Event`; None if any rank may send
@@ -193,7 +193,7 @@ class MessageKey(NamedTuple):
 
 
 class CollectiveKey(NamedTuple):
-    """What the collectives have in common that meet each other: their group."""
+    """Collectives with equal keys, so of the same group, are matched with each other."""
 
     form: str  # "collective"
     group_name: str
@@ -226,7 +226,7 @@ class Meeting(NamedTuple):
 
 
 def key_of(event: Event) -> Key | None:
-    """What calls are counted by; None for a wait or a return, which meet nobody."""
+    """The key under which a call is counted; None for a wait or a return: these have no partner."""
     kind = event.kind
     if kind in ("wait", "return"):
         return None

@@ -235,7 +235,7 @@ class Recorder:
             self.unwaited.end_by_barrier(fields["group_name"])
 
         counted = _counted_by(fields, operation)
-        start_s = _take_asked_for_s(learner_frame)
+        start_s = _pop_thread_start_s(learner_frame)
         row = self.writer.write(fields, learner_frame, counted, flags, start_s=start_s)
         # A send may go unwaited: a small one ends by itself, and `hang.facts.LostMessage` tells of
         # those that are lost.
@@ -294,12 +294,13 @@ class _Group:
         return self._flags[device]
 
 
-def _take_asked_for_s(learner_frame: FrameType | None) -> float:
-    """When a call was asked for, on the system's monotonic clock; 0 for now.
+def _pop_thread_start_s(learner_frame: FrameType | None) -> float:
+    """When this thread was started, if this is its first call; else 0.
 
-    A thread without a line of the learner's exists for the sake of its first call, which was asked
-    for when the thread was started. With trace=True, `Waits` has noted that time at the thread; it
-    is taken off, so that later calls of the thread begin when they are made.
+    It is 0, too, if a line of the learner's has made the call. A thread without such a line was
+    started for its first call, so that call begins with the thread. With trace=True, `Waits` notes
+    the time on the thread, by the system's monotonic clock; it is removed here, so that later calls
+    begin when they are made.
     """
     thread_start_s = vars(threading.current_thread()).pop("started_s", 0.0)
     if learner_frame is not None:
@@ -420,7 +421,9 @@ def _short_name(constant: Any) -> str | None:
 
 
 def _has_short_timeout(group: c10d.ProcessGroup, launch_timeout_s: float) -> bool:
-    """Whether the group's own timer may end a wait before the launch's time is up, or may be so.
+    """Whether the group's own timer may end a wait before the launch does.
+
+    True if the group's timeout is unknown.
 
     The group that `launch` makes has a day more than the launch. Torch gives a group ten minutes or
     thirty for which nobody has asked: no program waits for these on purpose.

@@ -195,8 +195,9 @@ class Part:
     def _count(self, counted: tuple) -> int:
         """The number of a call among those that are counted with it, from 1.
 
-        A program may give each message a tag of its own. A count that was forgotten would begin
-        again, and name calls that meet nobody, so where there are too many, none is relied on.
+        A program may give each message a different tag. Counts can't be dropped one by one: a
+        counter that restarts at 1 would match the wrong calls. So when there are too many, the
+        whole record is given up.
         """
         number = self._counts.get(counted, 0) + 1
         is_one_too_many = number == 1 and len(self._counts) >= _MAX_COUNTS

@@ -69,7 +69,7 @@ class Models:
     def flags(self) -> int:
         """When the function has returned: what has gone wrong, as a flag of an event.
 
-        At most one: what stands first may be the cause of what stands below.
+        At most one flag: an earlier test may find the cause of what a later one finds.
         """
         for finalizer in self._finalizers:
             finalizer()

@@ -22,8 +22,8 @@ class Record(Listener):
 
     Args:
         trace: Whether to record everything, with ends and waits.
-        timeout_s: Seconds without progress after which the launch ends a wait anyhow: only a
-            group's timer that is shorter can end it before.
+        timeout_s: Seconds without progress that end the launch. A group's timer matters only if it
+            is shorter.
     """
 
     def __init__(self, trace: bool = False, timeout_s: float = 60.0) -> None:

@@ -141,7 +141,7 @@ class Waits:
             self._note_wait_at_end_of_backward(issued)
 
     def _begin(self, issued: Row, frame: FrameType | None, start_s: float = 0) -> Row:
-        """Write down that a rank waits for an operation that it did not block on."""
+        """Record a wait for an asynchronous call."""
         self._waited_for.add(issued.index)
         fields = {"kind": "wait"}
         for name in _COPIED:

@@ -133,7 +133,7 @@ def small(folder: Path, *names: str, options: str = "") -> grade.Lab:
     (path := sources / f"{SLUG}.py").write_text(
         cheats.HEAD + "".join(text.replace("NAME", name) for name in names) + PROSE
     )
-    return grade.lab(build.Target(path, folder / f"solutions/{SLUG}.ipynb", False))
+    return grade.read_lab(build.Target(path, folder / f"solutions/{SLUG}.ipynb", False))
 
 
 def answered(lab: grade.Lab, **texts: str) -> list[LabCell]:

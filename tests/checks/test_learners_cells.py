@@ -88,7 +88,7 @@ def lab(tmp_path_factory):
     source = root / "source/labs/03_forms.py"
     source.parent.mkdir(parents=True)
     source.write_text(HEAD + "".join(EXERCISE.replace("NAME", name) for name in FORMS))
-    return grade.lab(grade.build.Target(source, root / "solutions/03_forms.ipynb", False))
+    return grade.read_lab(grade.build.Target(source, root / "solutions/03_forms.ipynb", False))
 
 
 def cell(text, **more):
@@ -256,7 +256,7 @@ def test_what_is_no_plain_file_is_refused(lab, tmp_path, make):
 @pytest.mark.parametrize("slug", labs.SLUGS)
 def test_the_answers_of_every_lab_are_found_without_ids(slug, tmp_path):
     (target,) = handout.labs_of(labs.ROOT, [slug])
-    lab = grade.lab(target)
+    lab = grade.read_lab(target)
     texts = labs.sources(target.source)
     found = answers_of(lab, tmp_path, *map(cell, texts))
     assert list(found.answers.values()) == [text for text in texts if "### BEGIN SOLUTION" in text]

@@ -1,13 +1,3 @@
 """Where pictures land in tests."""
 
-import pytest
-from recordings import Shown
-
-
-@pytest.fixture
-def shown(monkeypatch: pytest.MonkeyPatch) -> Shown:
-    """What would be displayed in a notebook."""
-    shown = Shown()
-    monkeypatch.setattr("course_utils.pictures.style.display", shown)
-    monkeypatch.setattr("course_utils.pictures.style.get_ipython", object)
-    return shown
+from recordings import shown  # noqa: F401, a fixture

@@ -1,19 +1,11 @@
 """Who is guilty: kinds of hangs made up of a few calls each, with and without their history."""
 
 import pytest
-from flight_dumps import Job
+from flight_dumps import Job, after_two_steps
 
 from course_utils.flight import guilt
 
 BOTH = pytest.mark.parametrize("only_pending", [False, True])
-
-
-def after_two_steps(world_size: int, **groups: list[int]) -> Job:
-    job = Job(world_size, **groups)
-    everybody = range(world_size)
-    for _ in range(2):
-        job.call("all_reduce", *everybody, over=everybody)
-    return job
 
 
 @BOTH

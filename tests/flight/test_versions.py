@@ -1,20 +1,20 @@
 """The guilty are named in dumps of every torch from 2.5 on, whatever the form."""
 
 import pytest
-from flight_dumps import Job
+from flight_dumps import Job, after_two_steps
 from flight_versions import FORMS, write
 
 from course_utils import explain_dumps
 
 
 def absent() -> Job:
-    job = begun(4)
+    job = after_two_steps(4)
     job.call("all_reduce", 0, 1, 3)
     return job
 
 
 def behind_a_receive() -> Job:
-    job = begun(4, data=[2, 3], pipeline=[0, 2])
+    job = after_two_steps(4, data=[2, 3], pipeline=[0, 2])
     job.message("recv", 0, 2, "pipeline")
     job.call("all_reduce", 1)
     job.call("all_reduce", 3, group="data")
@@ -22,7 +22,7 @@ def behind_a_receive() -> Job:
 
 
 def failed_gpu() -> Job:
-    job = begun(4)
+    job = after_two_steps(4)
     for _ in range(3):
         job.call("_all_gather_base", 0, 1, 2, 3, over=[0, 1, 3])
     job.call("all_reduce", 0, 1, 2, 3)
@@ -30,17 +30,9 @@ def failed_gpu() -> Job:
 
 
 def other_call() -> Job:
-    job = begun(4)
+    job = after_two_steps(4)
     job.call("all_reduce", 0, 1, 3)
     job.call("broadcast", 2)
-    return job
-
-
-def begun(world_size: int, **groups: list[int]) -> Job:
-    job = Job(world_size, **groups)
-    everybody = range(world_size)
-    for _ in range(2):
-        job.call("all_reduce", *everybody, over=everybody)
     return job
 
 
@@ -66,7 +58,7 @@ def test_a_rank_whose_entries_are_overwritten_is_known_by_its_status(form, tmp_p
 
 @pytest.mark.parametrize("form", ["2.9 on", "2.9 on as JSON"])
 def test_messages_that_go_together_have_the_state_of_their_batch(form, tmp_path):
-    job = begun(4, pipeline=[0, 1, 2])
+    job = after_two_steps(4, pipeline=[0, 1, 2])
     for _ in range(2):
         in_a_batch(job, 0, 1, over=True)
     job.message("send", 0, 1, "pipeline")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from hangs import CONTROLS, PATTERNS, SETUP, SIDE_BY_SIDE, Hang, reports
-from kernels import Kernel
+from kernels import Kernel, warm_kernel
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the kernels' census reads /proc")
 HANGS = PATTERNS + CONTROLS
@@ -14,10 +14,8 @@ HANGS = PATTERNS + CONTROLS
 
 @pytest.fixture(scope="module")
 def kernel() -> Iterator[Kernel]:
-    kernel = Kernel(is_warm=True)
-    assert not kernel.run(SETUP, 60).errors
-    yield kernel
-    kernel.close()
+    with warm_kernel(SETUP) as kernel:
+        yield kernel
 
 
 def judge(hang: Hang, pattern: str | None, text: str) -> None:

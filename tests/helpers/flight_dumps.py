@@ -87,3 +87,12 @@ class Job:
         """Leave all dumps in a folder, as torch does."""
         for rank in self.entries:
             (folder / f"_dump_{rank}").write_bytes(pickle.dumps(self.dump(rank), protocol=2))
+
+
+def after_two_steps(world_size: int, **groups: list[int]) -> Job:
+    """A job whose ranks have finished two collectives of all of them."""
+    job = Job(world_size, **groups)
+    everybody = range(world_size)
+    for _ in range(2):
+        job.call("all_reduce", *everybody, over=everybody)
+    return job

@@ -242,3 +242,14 @@ def _link(entry: Path) -> str:
         return os.readlink(entry).split(":")[0]
     except OSError:  # closed meanwhile
         return ""
+
+
+@contextlib.contextmanager
+def warm_kernel(setup: str) -> Iterator[Kernel]:
+    """A kernel in which a cell has run that prepares others; it ends when the block does."""
+    kernel = Kernel(is_warm=True)
+    try:
+        assert not kernel.run(setup, 60).errors
+        yield kernel
+    finally:
+        kernel.close()

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from course_utils import Network
 from course_utils.network.trace import Event, Trace
 
@@ -64,3 +66,12 @@ def straggler(kind: str = "all_reduce", root: int | None = None) -> Trace:
         for rank, (start, end) in enumerate(times)
     ]
     return Trace(tuple(events), ((0.025, 0.0),) * 3)
+
+
+@pytest.fixture
+def shown(monkeypatch: pytest.MonkeyPatch) -> Shown:
+    """What would be displayed in a notebook."""
+    shown = Shown()
+    monkeypatch.setattr("course_utils.pictures.style.display", shown)
+    monkeypatch.setattr("course_utils.pictures.style.get_ipython", object)
+    return shown

@@ -80,7 +80,7 @@ def test_the_words_are_there_in_both_languages():
 
 @pytest.mark.parametrize("language", ["en", "zh"])
 def test_the_page_finds_every_word_that_it_says_and_none_is_cut(language):
-    said = course_newer.said({"COURSE_LANG": language})
+    said = course_newer.texts_of_page({"COURSE_LANG": language})
     page = (JUPYTERLAB / "labextensions/ddp-course/static/course.js").read_text()
     asked = set(re.findall(r"words\('(\w+)'\)", page)) - {"courseNewer"}
     assert asked == said.keys()

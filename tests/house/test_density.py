@@ -2,7 +2,7 @@
 
 import pytest
 
-from course_tools.quality import density
+from course_tools.quality import architecture, density
 
 PLAIN = '''
 """A docstring,
@@ -59,7 +59,38 @@ def test_a_package_that_is_too_dense_is_named_with_its_figure(tmp_path, monkeypa
     (tmp_path / "dense" / "module.py").write_text("told = [n for n in (k := [1, 2])]\n")
     complaints = list(density.problems(tmp_path))
     assert len(complaints) == 4
-    assert "dense: walruses_per_1000_lines is 1000.0, at most 0.0" in complaints
+    assert "dense: walruses_per_1000_lines is 1000.000, at most 0.0" in complaints
+
+
+@pytest.fixture
+def package_of_three_nodes_a_line(tmp_path):
+    """The folder of a package `plain`: two assignments of three nodes each, on two lines."""
+    package = tmp_path / "plain"
+    package.mkdir()
+    (package / "module.py").write_text("a = 1\nb = 2\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("limit", "complaint"),
+    [
+        (3.0, []),
+        (3.15, []),
+        (2.96, ["plain: nodes_per_line is 3.000, at most 2.96"]),  # rounded, they would be equal
+        (3.3, ["plain: nodes_per_line is only 3.000, so 3.3 is too high a limit"]),
+    ],
+)
+def test_a_figure_is_not_rounded_and_its_limit_is_near(
+    limit, complaint, package_of_three_nodes_a_line, monkeypatch
+):
+    monkeypatch.setattr(density, "LIMITS", {"plain": density.Limit(limit, 0.0, 0.0, 0.0)})
+    assert list(density.problems(package_of_three_nodes_a_line)) == complaint
+
+
+def test_both_measures_count_the_same_nodes(tmp_path):
+    file = tmp_path / "module.py"
+    file.write_text(PLAIN)
+    assert density.count(PLAIN).nodes == architecture.nodes(file)
 
 
 def test_the_densest_functions_are_listed_first(tmp_path):

@@ -5,20 +5,11 @@ from collections.abc import Callable
 import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
-from recordings import Shown
+from recordings import shown  # noqa: F401, a fixture
 
 from course_utils.pictures import style
 
 NARROW_PX = 515  # of an output in JupyterLab, in a window of 900 px with its list of files
-
-
-@pytest.fixture
-def shown(monkeypatch: pytest.MonkeyPatch) -> Shown:
-    """What would be displayed in a notebook."""
-    shown = Shown()
-    monkeypatch.setattr("course_utils.pictures.style.display", shown)
-    monkeypatch.setattr("course_utils.pictures.style.get_ipython", object)
-    return shown
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 
 import pytest
-from kernels import Kernel
+from kernels import Kernel, warm_kernel
 
 pytestmark = [
     pytest.mark.slow,
@@ -25,10 +25,8 @@ two(lambda rank: None)
 
 @pytest.fixture(scope="module")
 def kernel() -> Iterator[Kernel]:
-    kernel = Kernel(is_warm=True)
-    assert not kernel.run(SETUP, 60).errors
-    yield kernel
-    kernel.close()
+    with warm_kernel(SETUP) as kernel:
+        yield kernel
 
 
 def shown(kernel: Kernel, cell: str) -> list[str | dict[str, str]]:

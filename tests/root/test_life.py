@@ -1,7 +1,7 @@
 """A long launch shows that it lives: the panel comes by itself, and goes at the end."""
 
 import pytest
-from kernels import Kernel
+from kernels import warm_kernel
 
 SETUP = """
 from IPython.display import DisplayHandle
@@ -23,10 +23,8 @@ def trains():
 
 @pytest.fixture(scope="module")
 def kernel():
-    kernel = Kernel(is_warm=True)
-    assert not kernel.run(SETUP, 30).errors
-    yield kernel
-    kernel.close()
+    with warm_kernel(SETUP) as kernel:
+        yield kernel
 
 
 def drawn(kernel, cell, looks=True):

@@ -36,7 +36,7 @@ _SAID = {
 }
 
 
-def said(environment: Mapping[str, str]) -> dict[str, str]:
+def texts_of_page(environment: Mapping[str, str]) -> dict[str, str]:
     """What the page says, by the name that `course.js` knows it by."""
     language = _language(environment)
     return {name: texts[language] for name, texts in _SAID.items()}

@@ -44,7 +44,7 @@ newer = importlib.import_module("course_newer")
 c.ServerApp.tornado_settings = {
     "page_config_data": {
         "courseNewer": newer.notices(os.environ),
-        **newer.said(os.environ),
+        **newer.texts_of_page(os.environ),
         "buildAvailable": False,  # it would ask for Node.js, and say that there is none
         "buildCheck": False,
     },
