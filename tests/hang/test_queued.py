@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import matplotlib.pyplot as plt
 import pytest
@@ -19,7 +20,7 @@ from course_utils.hang.whereabouts import Whereabouts
 from course_utils.record.event import ASYNC, QUEUED
 
 # What is no hang there, or what the group for tests cannot do.
-_OTHERS = {
+OTHERS = {
     "groups in another order": "each group has a queue of its own",
     "an exception that a call in a `finally:` keeps back": "that call does not wait",
     "a tag that differs": "NCCL looks at no tag",
@@ -64,7 +65,7 @@ def on_a_gpu(hang: Hang) -> Hang:
 
 
 QUEUED_HANGS = [
-    on_a_gpu(hang) for hang in PATTERNS + CONTROLS if hang.backend and hang.name not in _OTHERS
+    on_a_gpu(hang) for hang in PATTERNS + CONTROLS if hang.backend and hang.name not in OTHERS
 ]
 
 
@@ -82,6 +83,14 @@ def test_every_hang_is_explained(kernel: Kernel, subtests: pytest.Subtests) -> N
     for hang, (pattern, text) in zip(QUEUED_HANGS, reports(kernel, QUEUED_HANGS), strict=True):
         with subtests.test(hang.name):
             judge(hang, pattern, text)
+
+
+def test_the_page_that_shows_both_reports_has_every_pattern():
+    page = Path(__file__).parents[2].joinpath("docs/hangs-queued.md").read_text()
+    for hang in PATTERNS + CONTROLS:
+        if hang.backend:
+            there = on_a_gpu(hang).pattern or "-" if hang.name not in OTHERS else ""
+            assert f"\n| {hang.name} | {hang.pattern or '-'} | {there} | " in page
 
 
 def queued(rank: int, number: int, kind: str = "all_reduce", flags: int = 0, **more):
