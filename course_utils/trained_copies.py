@@ -83,7 +83,8 @@ def _sample(model: nn.Module) -> list[torch.Tensor]:
         for weight in weights[::every]:
             numbers = weight.detach().reshape(-1)
             first_numbers = numbers[:_NUMBERS]
-            sample.append(first_numbers.clone())
+            # A rank may have moved its weights to a GPU: both samples are compared on the CPU.
+            sample.append(first_numbers.to("cpu", copy=True))
     return sample
 
 
@@ -91,7 +92,7 @@ def _differ(before: list[torch.Tensor], after: list[torch.Tensor]) -> bool:
     if len(before) != len(after):  # layers were added, or made for the first time
         return False
     for old, new in zip(before, after, strict=True):
-        if old.shape != new.shape or old.dtype != new.dtype or old.device != new.device:
+        if old.shape != new.shape or old.dtype != new.dtype:
             continue
         if not torch.equal(old, new):
             return True

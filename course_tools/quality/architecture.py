@@ -112,8 +112,8 @@ PUBLIC_NAMES = 19
 # fields, which has more nodes than an f-string, and no engine has to read f-strings any more.
 NODES = {
     "launcher": 15300,  # statuses nobody heard, forks that return; each step is named
-    "record": 7460,  # timers; what becomes of DDP's models; keys and entries whose parts have names
-    "hang": 9830,  # the known call proves a hang; dataclasses of facts; loops in no_sync()
+    "record": 7490,  # timers; what becomes of DDP's models; keys and entries whose parts have names
+    "hang": 9900,  # the known call proves a hang; dataclasses of facts; loops in no_sync()
     "flight": 12300,  # dumps of any torch, read safely; evidence for nine kinds of guilt; a watcher
     "network": 4350,  # what a ring of a thousand ranks costs, by formula; a name for each step
     "pictures": 9480,  # each mark has a name; captions; both broadcasts that DDP's forward awaits
@@ -121,7 +121,7 @@ NODES = {
     # Hangs told from dumps, dry runs, a panel that comes by itself, silence that ends a launch.
     # Models that ranks have changed, or changed differently; a curve from its first step; captions.
     # What is told to who spawns a function of a cell; tracebacks of refused calls in one frame.
-    PACKAGE: 68900,
+    PACKAGE: 69100,
     # Results as plain data; what an answer reaches beside its arguments: frames, memory, copies;
     # likely mistakes by their results, results that are a factor off, and what a rank was given
     # that raises; an answer that lacks a name of a cell which has not run, and a limit of calls.

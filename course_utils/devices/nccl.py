@@ -14,11 +14,18 @@ from course_utils.launcher.listener import Listener
 
 _PROBE_S = 60.0  # eight GPUs need some ten seconds to find each other
 _SHM_BYTES = 1 << 27  # a container's default of 64 MiB is too little (NVIDIA/nccl#342)
+# All that NCCL and torch's process group for it read from the environment.
+_PREFIXES = ("NCCL_", "TORCH_NCCL_")
+_NAMES = ("CUDA_VISIBLE_DEVICES", "TORCH_DIST_USE_NCCL2")
 # By settings, how many ranks have added up a number in this kernel.
 _most_ranks: dict[frozenset, int] = {}
 _SHM_IS_FULL = N_(
     "/dev/shm is too small or full. Start the container with --shm-size=1g or --ipc=host, or have "
     "NCCL do without, which is slower: os.environ['NCCL_SHM_DISABLE'] = '1'"
+)
+_GIVEN_UP = N_(
+    "an earlier call of this group had failed, on this rank or on another one, and NCCL gave the "
+    "group up. The first error, in the output of the ranks, tells why"
 )
 _FORKED = "initialize CUDA in forked subprocess"
 # What words of NCCL, torch or CUDA mean, the special before the general. They are the very words of
@@ -37,6 +44,12 @@ MEANINGS = {
         "ends the process. Give init_process_group() a longer timeout than launch, which says who "
         "is missing"
     ),
+    "NCCL operation timed out": N_(
+        "a collective that not every rank came to ran into the group's own timeout. Give "
+        "init_process_group() a longer timeout than launch, which says who is missing"
+    ),
+    "NCCL communicator was aborted after a previous error": _GIVEN_UP,
+    "NCCL operation failed": _GIVEN_UP,
     "no socket interface found": N_("NCCL_SOCKET_IFNAME names an interface that is not here"),
     "Mismatched NCCL version detected": N_(
         "the ranks have loaded different versions of NCCL: look at LD_LIBRARY_PATH and LD_PRELOAD"
@@ -155,7 +168,7 @@ def _settings(shared: bool) -> frozenset:
     """All that a success depends on: NCCL's settings in the environment, and the visible GPUs."""
     settings = {("shared", str(shared))}
     for name, value in os.environ.items():
-        if name.startswith("NCCL_") or name == "CUDA_VISIBLE_DEVICES":
+        if name.startswith(_PREFIXES) or name in _NAMES:
             settings.add((name, value))
     return frozenset(settings)
 

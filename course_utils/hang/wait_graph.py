@@ -59,7 +59,8 @@ class WaitGraph:
         # 2. Whose queues on GPUs are stuck. * Such a rank waits.
         self._stuck = gpu_queues.stuck(calls, self._meeting, self._missing, _difference)
         for rank, stuck_calls in self._stuck.items():
-            self.ranks[rank].mark_waiting_for(stuck_calls[0])
+            if self._needs_its_queue(self.ranks[rank]):
+                self.ranks[rank].mark_waiting_for(stuck_calls[0])
         # 3. Which calls hold the ranks that wait. * The others leave a rank's `open_calls`.
         self.unmet = self._find_unmet_calls()
         for whereabouts in self.ranks.values():
@@ -98,6 +99,17 @@ class WaitGraph:
         for rank in self.waits_for:
             reached |= self.reachable(rank)
         return sorted(rank for rank in reached if not self.waits_for.get(rank))
+
+    def _needs_its_queue(self, whereabouts: Whereabouts) -> bool:
+        """Whether a rank waits until all that it has queued on a GPU has ended.
+
+        It may do so anywhere where its stack shows no other wait; and in a barrier, which waits for
+        its own calls even when all ranks have come.
+        """
+        call = whereabouts.call
+        if call is not None and call.kind == "barrier":
+            return not self._missing(call)
+        return whereabouts.state == "running"
 
     def _find_unmet_calls(self) -> list[UnmetCall]:
         """Of the calls that may hold a rank, those to which somebody has not come."""

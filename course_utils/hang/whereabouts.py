@@ -157,11 +157,10 @@ class Whereabouts:
 
     def mark_waiting_for(self, call: Event) -> None:
         """Note that it has queued a call that cannot end, whose result it will need."""
-        if self.state == "running":
-            self.state = "waiting"
-            self.blocker = call.kind
-            self.open_calls = (call,)
-            self.only_calls = True
+        self.state = "waiting"
+        self.blocker = call.kind
+        self.open_calls = (call,)
+        self.only_calls = True
 
     def set_waiting(self, blocker: str, calls: Sequence[Event], frame: Frame | None) -> None:
         """Note that it waits for other ranks in a frame; some of these calls may hold it."""

@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 LOST = "lost"  # the connection to a peer has ended
 WAITED = "waited"  # a timer of the process group has ended
+ABORTED = "aborted"  # NCCL has given the group up after an earlier failure, here or elsewhere
 FROM_PEER = "from peer"  # a peer has handed its exception on, as `dcp.save` does
 _TORCH = os.path.dirname(torch.__file__)
 _COLLECTIVES = (
@@ -27,15 +28,23 @@ _BEGINNING = re.compile(
     r"(Got the following error when running the callback: \w+: )?"
     r"(\[(enforce fail at )?\S*gloo/\S+:\d+\] |\[?Rank \d+\]?:? .*monitoredBarrier)"
 )
+# What NCCL and torch's process group for it say, in the very words of the pinned libraries;
+# tests/devices/test_nccl.py looks them up there.
+NCCLS_WORDS = {
+    "remote process exited": LOST,
+    "NCCL operation timed out": WAITED,
+    "NCCL communicator was aborted after a previous error": ABORTED,
+    "NCCL operation failed": ABORTED,
+}
 _LOST = re.compile(
     r"Connection (was likely )?(closed|reset|refused)|Read error|Write error|Broken pipe|"
-    r"by peer|Connect timeout|Socket closed|remote process exited"
+    r"by peer|Connect timeout|Socket closed"
 )
 _WAITED = re.compile(r"Timed out waiting|[Ww]ait timeout|timed out after|Application timeout")
 
 
 def kind_of(error: BaseException, words: str) -> str:
-    """LOST or WAITED for such an echo, else an empty text.
+    """LOST, WAITED or ABORTED for such an echo, else an empty text.
 
     Args:
         error: The exception.
@@ -45,6 +54,9 @@ def kind_of(error: BaseException, words: str) -> str:
         return ""
     if not _BEGINNING.match(words) and not _was_raised_by_torch(error):
         return ""
+    for nccls, kind in NCCLS_WORDS.items():
+        if nccls in words:
+            return kind
     if _LOST.search(words):
         return LOST
     if _WAITED.search(words):

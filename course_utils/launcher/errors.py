@@ -121,12 +121,13 @@ class Failure:
         2. Of echoes, one that hides a cause comes first.
         3. A death comes before exceptions, even before those that are heard a moment earlier: it
            cuts connections, and what its peers say of that may arrive first.
-        4. Of echoes, a group's timer comes before lost connections, which follow from it.
+        4. Of echoes, a group's timer comes before lost connections and a group that was given up,
+           which follow from it.
         5. Otherwise the earlier one comes first.
         """
         hides_none = not self.hides_a_cause
-        is_lost_connection = self.echo == echoes.LOST
-        return self.is_echo, hides_none, not self.died, is_lost_connection, self.when
+        follows = self.echo in (echoes.LOST, echoes.ABORTED)
+        return self.is_echo, hides_none, not self.died, follows, self.when
 
 
 def _rows_of_callers(frames: list[Frame]) -> list[str]:

@@ -226,6 +226,8 @@ class Recorder:
         fields = _fields(group, operation, call, tensors, library_frames)
         fields["layout"] = layouts.describe(operation.name, operation.listed, inputs, outputs)
         flags = frames.flags_of(library_frames) | group.flags_for(device)
+        if operation.name == "barrier" and not call.async_op:
+            flags &= ~QUEUED  # NCCL's too waits on the host until all ranks have come
         if waits_later:
             flags |= ASYNC
         if is_direct and layouts.share_memory(outputs):

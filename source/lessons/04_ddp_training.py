@@ -617,7 +617,7 @@ print("three ranks: averaged gradients, difference to DDP", format_difference(di
 with_three.measured("no" if difference > 1e-6 else "up to rounding" if difference else "exactly")
 
 # %% [markdown]
-# Two numbers have only one sum, and halving it is exact. Three numbers can be added in different orders, and dividing by three rounds. DDP divides every gradient by three first and then adds whole buckets; `average` adds one parameter at a time and divides afterwards. So the results above were equal bit for bit only because there were two ranks.
+# Two numbers have only one sum, and halving it is exact. Three numbers can be added in different orders, and dividing by three rounds. DDP divides every gradient by three first and then adds whole buckets; `average` adds one parameter at a time and divides afterwards. So the results above were equal bit for bit only because there were two ranks, on CPUs.
 
 # %% [markdown]
 # **Check yourself.** Why does DDP send buckets, while `average` sends one parameter after another?
@@ -744,7 +744,7 @@ show(
 )
 
 # %% [markdown]
-# With one seed, both ranks draw the same 8 windows, and the average of two equal gradients is that gradient. **Two ranks learn, to the last bit, what one process learns from half of the data.** The ranks agree and the loss falls, so nothing looks wrong. The cure is `seed + rank`.
+# With one seed, both ranks draw the same 8 windows, and the average of two equal gradients is that gradient. **Two ranks learn, on CPUs to the last bit, what one process learns from half of the data.** The ranks agree and the loss falls, so nothing looks wrong. The cure is `seed + rank`.
 
 # %% [markdown]
 # With two seeds, the ranks should learn what one process learns from all 16 windows. But the last bar crosses the line. Is it a mistake, or still rounding? With Adam, rounding weighs more than with SGD,

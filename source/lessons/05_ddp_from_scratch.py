@@ -254,7 +254,7 @@ from_pytorch.measured(apart(our_weights, ddp_weights))
 print("our two ranks differ by", apart([our_weights[0]], [our_weights[1]]))
 
 # %% [markdown]
-# **Bit for bit** the same: two lines do everything that DDP does to the numbers. (Averaging the *weights* instead would give a different model with Adam, as chapter 04 has shown.) What
+# **Bit for bit** the same, on CPUs: two lines do everything that DDP does to the numbers. (Averaging the *weights* instead would give a different model with Adam, as chapter 04 has shown.) What
 # follows changes only *when* and *in what portions* gradients travel.
 
 # %% [markdown]
@@ -949,7 +949,7 @@ drifted = apart(launch(train_as_is, Silent, plain), of_ddp[plain, 2])
 print(f"step 7 in the same loop, as a control: about {drifted:.2f}")
 
 # %% [markdown]
-# On two ranks both models are the same to the last bit, running means, tied and frozen weights included. With four, a sum depends on the order of its terms, and so on where the buckets are cut:
+# On two ranks both models are the same to the last bit, running means, tied and frozen weights included; on GPUs two trainings may differ by rounding. With four, a sum depends on the order of its terms, and so on where the buckets are cut:
 # PyTorch's first step has one bucket, until it has seen in which order gradients come.
 #
 # The control never calls `finish`: nobody waits, as `launch` says.
@@ -979,7 +979,7 @@ away = apart(*(launch(train_in_parts, ddp) for ddp in (Unaided, PyTorchs)))
 print("awkward, 3 steps in 3 parts:", "exactly 0" if away == 0 else f"about {away:.0e}")
 
 # %% [markdown]
-# Again they are the same, running means included, though the later parts of a step change them on each rank in its own way.
+# Again they are the same (on CPUs), running means included, though the later parts of a step change them on each rank in its own way.
 #
 # Finally, we train as people train language models: the small GPT with its tied weight, AdamW, gradients of two small batches that add up, and a limit on their norm.
 
@@ -1009,7 +1009,7 @@ print("10 steps of the GPT:", "exactly 0" if away == 0 else f"about {away:.0e}")
 print(f"ours after 9, as a control: about {one_less:.0e}")
 
 # %% [markdown]
-# Bit for bit again. Clipping needs nothing from us: it comes after `backward()`, which has left averages already, so both ranks find the same norm.
+# Bit for bit again, on CPUs. Clipping needs nothing from us: it comes after `backward()`, which has left averages already, so both ranks find the same norm.
 
 # %% [markdown]
 # **Check yourself.** You freeze a layer *after* wrapping it in `Unaided`. What happens?

@@ -401,7 +401,7 @@ pictures.draw_saved(kept, (1, 2, 4))
 times_less.measured(kept["plain"][-1].saved_kib / kept["recompute"][-1].saved_kib, within=0.01)
 
 # %% [markdown]
-# 9 times less: a plain block keeps *d* for the first layer's input, 4*d* for the GELU's and 4*d* for the second layer's, while a recomputed one keeps only *d*. More ranks change nothing. The price is one more forward: 12 blocks are computed instead of 6. Gradients are the same to the last bit.
+# 9 times less: a plain block keeps *d* for the first layer's input, 4*d* for the GELU's and 4*d* for the second layer's, while a recomputed one keeps only *d*. More ranks change nothing. The price is one more forward: 12 blocks are computed instead of 6. On CPUs, gradients are the same to the last bit.
 
 # %% [markdown]
 # PyTorch has it as `torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)`.

@@ -16,12 +16,28 @@ from course_utils import WorkerError, launch
 from course_utils.devices import nccl
 from course_utils.devices.placement import Placement
 from course_utils.devices.prepare import DeviceSetup
-from course_utils.launcher import errors
+from course_utils.launcher import echoes, errors
 from course_utils.launcher.launch import launch as bare_launch
 from course_utils.launcher.stacks import Frame
 
 # What was said, as an exception's text or as a rank's output, by whom it was met, what it means.
 SAID = [
+    (  # torch 2.15, nccl2/WorkNCCL.cpp
+        "DistBackendError: NCCL operation timed out",
+        "a collective that not every rank came to ran into the group's own timeout. Give",
+    ),
+    (  # torch 2.15, nccl2/ProcessGroupNCCL.cpp
+        "[rank0]: Watchdog caught collective operation timeout: NCCL operation timed out",
+        "a collective that not every rank came to ran into the group's own timeout, and torch",
+    ),
+    (  # torch 2.15, nccl2/ProcessGroupNCCLUtils.cpp
+        "RuntimeError: NCCL communicator was aborted after a previous error",
+        "an earlier call of this group had failed",
+    ),
+    (  # torch 2.15, nccl2/WorkNCCL.cpp
+        "DistBackendError: NCCL operation failed",
+        "an earlier call of this group had failed",
+    ),
     (  # NCCL 2.30.7, init.cc
         "DistBackendError: NCCL error: invalid usage (run with NCCL_DEBUG=WARN for details)\n"
         "NCCL Last Error: Multiple Ranks are using the same GPU/Partition. Set "
@@ -137,7 +153,7 @@ LIBRARIES = (
 @pytest.mark.skipif(torch.version.cuda is None, reason="this torch was built without CUDA")
 def test_the_pinned_libraries_still_say_it_so():
     """Words of an older NCCL would stay green for ever, and no learner would be helped."""
-    missing = {words.encode() for words in nccl.MEANINGS}
+    missing = {words.encode() for words in [*nccl.MEANINGS, *echoes.NCCLS_WORDS]}
     for name in LIBRARIES:
         library = Path(sysconfig.get_path("purelib"), name)
         with library.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as text:
@@ -164,7 +180,7 @@ def test_a_lost_peer_in_nccls_words_is_an_echo_and_not_the_cause():
 
 def test_an_error_of_a_rank_is_explained_on_its_way_to_the_cell():
     def fails() -> None:
-        raise RuntimeError(SAID[0][0])
+        raise RuntimeError("NCCL Last Error: Multiple Ranks are using the same GPU/Partition.")
 
     with pytest.raises(WorkerError, match=r"Likely reason: two ranks use one GPU\. Each rank's"):
         launch(fails, world_size=1)
@@ -204,12 +220,13 @@ def test_gpus_add_up_once_and_again_only_when_they_are_more(probes):
 
 
 def test_gpus_add_up_again_once_nccl_is_told_something_else(probes):
-    for name in ("NCCL_P2P_DISABLE", "CUDA_VISIBLE_DEVICES", "OTHER"):
+    names = ["NCCL_P2P_DISABLE", "TORCH_NCCL_BLOCKING_WAIT", "TORCH_DIST_USE_NCCL2"]
+    for name in [*names, "CUDA_VISIBLE_DEVICES", "OTHER"]:
         with pytest.MonkeyPatch.context() as environment:
             environment.setenv(name, "1")
             nccl.probe(2, "gloo", [])
             nccl.probe(2, "gloo", [])
-    assert probes == [2, 2, 2]
+    assert probes == [2, 2, 2, 2, 2]
 
 
 def test_ranks_that_share_a_gpu_are_asked_for_themselves(probes):

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch.distributed as dist
 from kernels import Kernel
 
 from course_utils import launch
@@ -67,6 +68,30 @@ def test_memory_of_no_file_is_enlarged_and_no_large_data_of_a_learner(monkeypatc
         ("0x7f0000800000", 0x1FF000, 25),  # of no large page, which Linux declines
         ("0x7f0080e00000", 4 << 20, 25),
     ]
+
+
+NCCL_OF_A_RANK = """
+import os
+from torch.distributed import Backend
+
+def creator():
+    Backend._ensure_backend_registered("nccl")
+    return Backend._plugins["NCCL"].creator_fn.__name__
+
+launch(creator)[0]
+"""
+
+
+@pytest.mark.skipif(not dist.is_nccl_available(), reason="this torch was built without NCCL")
+def test_which_nccl_a_cell_asks_for_still_counts_in_ranks_after_a_launch():
+    kernel = Kernel(is_warm=True)
+    try:
+        before = kernel.run(NCCL_OF_A_RANK, 60).value
+        kernel.run("os.environ['TORCH_DIST_USE_NCCL2'] = '0'", 30)
+        after = kernel.run("launch(creator)[0]", 60).value
+    finally:
+        kernel.close()
+    assert (before, after) == ("'_create_nccl2_process_group'", "'_create_nccl_process_group'")
 
 
 @pytest.mark.parametrize(("level", "times"), [("DETAIL", 1), ("INFO", 0)])

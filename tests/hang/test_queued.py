@@ -1,7 +1,9 @@
 """Calls that return when they are queued, as under NCCL: the record tells what stacks cannot."""
 
+import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import matplotlib.pyplot as plt
 import pytest
@@ -10,7 +12,7 @@ import torch.distributed as dist
 from deadline import hung
 from hangs import CONTROLS, PATTERNS, QUEUES, SETUP, Hang, reports
 from kernels import Kernel
-from stalls import at, call, explained
+from stalls import at, call, explained, inside
 from test_hangs import judge
 
 from course_utils import launch, plot_timeline
@@ -18,7 +20,7 @@ from course_utils.hang.whereabouts import Whereabouts
 from course_utils.record.event import ASYNC, QUEUED
 
 # What is no hang there, or what the group for tests cannot do.
-_OTHERS = {
+OTHERS = {
     "groups in another order": "each group has a queue of its own",
     "an exception that a call in a `finally:` keeps back": "that call does not wait",
     "a tag that differs": "NCCL looks at no tag",
@@ -29,7 +31,6 @@ _OTHERS = {
     "a group for calls of functions that is larger than the number of ranks": "not made",
     "a message sent by isend, for which nobody waits before the end": "it arrives there",
     "a call in a thread whose end one rank waits for": "that call has no line of the learner's",
-    "a barrier within a file lock that every rank takes": "a barrier that is queued holds nobody",
 }
 # Where sends may wait for each other on a GPU, the record cannot prove it.
 _UNPROVEN = {
@@ -64,7 +65,7 @@ def on_a_gpu(hang: Hang) -> Hang:
 
 
 QUEUED_HANGS = [
-    on_a_gpu(hang) for hang in PATTERNS + CONTROLS if hang.backend and hang.name not in _OTHERS
+    on_a_gpu(hang) for hang in PATTERNS + CONTROLS if hang.backend and hang.name not in OTHERS
 ]
 
 
@@ -82,6 +83,14 @@ def test_every_hang_is_explained(kernel: Kernel, subtests: pytest.Subtests) -> N
     for hang, (pattern, text) in zip(QUEUED_HANGS, reports(kernel, QUEUED_HANGS), strict=True):
         with subtests.test(hang.name):
             judge(hang, pattern, text)
+
+
+def test_the_page_that_shows_both_reports_has_every_pattern():
+    page = Path(__file__).parents[2].joinpath("docs/hangs-queued.md").read_text()
+    for hang in PATTERNS + CONTROLS:
+        if hang.backend:
+            there = on_a_gpu(hang).pattern or "-" if hang.name not in OTHERS else ""
+            assert f"\n| {hang.name} | {hang.pattern or '-'} | {there} | " in page
 
 
 def queued(rank: int, number: int, kind: str = "all_reduce", flags: int = 0, **more):
@@ -135,6 +144,28 @@ def test_groups_in_another_order_stop_the_queue_of_a_stream():
     assert told(*apart)[0] == "running"  # each group has a stream of its own then
 
 
+def barrier(rank: int, number: int, index: int):
+    """A barrier in line 5: under NCCL too it holds its caller, and is not queued."""
+    return replace(call(rank, "barrier", number, 5), index=index, dtype=None)
+
+
+@pytest.mark.parametrize("returned", [False, True])
+def test_a_barrier_that_all_have_reached_waits_for_what_a_rank_has_queued_before_it(returned):
+    of_some = {"group_name": "1"}
+    calls = [queued(0, 1, **of_some), barrier(0, 1, 1)], [barrier(1, 1, 0)]
+    stands = {0: inside("barrier", line=5), 1: None if returned else at(30)}
+    pattern, text = told(*calls, stands=stands)
+    assert pattern == ("returned" if returned else "missing")
+    assert "rank 0: has queued all_reduce and is at train.py, line 5, in train: " in text
+    assert "Rank 0 waited for rank 1, which never arrived" in text
+
+
+def test_a_barrier_that_somebody_has_not_reached_is_told_as_such():
+    calls = [queued(0, 1), barrier(0, 2, 1)], []
+    _, text = told(*calls, stands={0: inside("barrier", line=5), 1: at(30)})
+    assert "rank 0: waiting in barrier at train.py, line 5, in train: " in text
+
+
 def test_a_call_that_blocks_is_told_as_before():
     assert told([call(0)], [])[0] == "running"
 
@@ -186,6 +217,22 @@ def test_an_event_says_whether_its_end_is_that_of_the_work_or_of_the_queueing(qu
     assert kinds == [("all_reduce", True), ("all_reduce", True), ("wait", True)]
     kinds = [(event.kind, event.queued) for event in recorded("gloo").of_rank(0)]
     assert kinds == [("all_reduce", False), ("all_reduce", False), ("wait", False)]
+
+
+def test_a_barrier_holds_its_caller_under_nccl_too_unless_it_is_asynchronous(queues):
+    def work() -> tuple[float, float]:
+        dist.init_process_group("queues")
+        if dist.get_rank() == 0:
+            time.sleep(0.5)
+        at_s = time.monotonic()
+        dist.barrier()
+        dist.barrier(async_op=True)
+        return at_s, time.monotonic()
+
+    results = launch(work, backend=None, trace=True)
+    assert results[1][1] > results[0][0]
+    kinds = [(event.kind, event.queued) for event in results.trace.of_rank(0)]
+    assert kinds == [("barrier", False), ("barrier", True)]
 
 
 def test_a_timeline_says_that_calls_ended_when_they_were_queued(queues, monkeypatch):

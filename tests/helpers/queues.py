@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 QUEUES = ["allreduce", "broadcast", "reduce", "gather", "scatter", "barrier", "send", "recv"]
 READ_AT_ONCE = ["allgather"]  # by DDP's constructor, which on a GPU copies the result
+_HOLDS = "barrier"  # unless it is asynchronous: NCCL's waits on the host, since torch 2.5
 _c10d = torch._C._distributed_c10d
 _ends = []  # a lock for each call, which is open once the call has ended
 
@@ -58,7 +59,9 @@ class _Group(_c10d.Backend):
         end.acquire()
         _ends.append(end)
         self._calls.put((name, args, options, end))
-        return _Queued(args[0] if args else None, end if name in READ_AT_ONCE else None)
+        holds = name == _HOLDS and not args[0].asyncOp
+        waits_for = end if name in READ_AT_ONCE or holds else None
+        return _Queued(args[0] if args else None, waits_for)
 
     def _work(self) -> None:
         while True:

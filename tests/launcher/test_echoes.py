@@ -204,6 +204,29 @@ def test_torchs_own_complaint_is_an_echo_in_one_wording(error, inside):
     )
 
 
+NCCLS = [
+    (dist.DistBackendError("NCCL operation timed out"), echoes.WAITED),
+    (RuntimeError("NCCL operation timed out"), echoes.WAITED),
+    (RuntimeError("NCCL communicator was aborted after a previous error"), echoes.ABORTED),
+    (dist.DistBackendError("NCCL operation failed"), echoes.ABORTED),
+]
+
+
+@pytest.mark.parametrize(("error", "kind"), NCCLS)
+def test_nccls_complaint_is_an_echo_that_keeps_its_words(error, kind):
+    failure = errors.from_exception(0, raised(error, "distributed/distributed_c10d.py"))
+    assert failure.echo == kind
+    assert str(error) in failure.headline
+    assert errors.from_exception(0, raised(RuntimeError(str(error)))).echo == ""
+
+
+def test_a_timer_of_nccl_comes_before_the_groups_that_were_given_up_because_of_it():
+    inside = "distributed/distributed_c10d.py"
+    timer, given_up = (raised(error, inside) for error in (NCCLS[0][0], NCCLS[2][0]))
+    failures = [failed(0, raising(given_up), 1.0), failed(1, raising(timer), 2.0)]
+    assert errors.worker_error(failures, 2, ["", ""]).rank == 1
+
+
 def test_what_is_raised_because_of_an_echo_is_an_echo_that_keeps_its_words():
     lost = raised(RuntimeError(f"{GLOO}Broken pipe"))
     failure = failed(0, lambda: from_another(lost))

@@ -6,6 +6,7 @@ There need be no GPU: one is pretended (tests/helpers/second_device.py).
 import ast
 import builtins
 import functools
+import importlib
 import re
 
 import nbformat
@@ -17,14 +18,18 @@ from torch import nn
 from course_lessons import chapter_13, sharding
 from course_tools.measure import gpu_workers
 from course_tools.notebooks import course_map
+from course_tools.texts import read_toml
 from course_utils import launch
 
 WORKERS = gpu_workers.workers()
+MODULES = read_toml(course_map.ROOT / "source/devices.toml")["modules"]
+PREPARE = {module: table.pop("prepare", "") for module, table in MODULES.items()}
 # Workers that send nothing, that have nothing for a GPU, and one whose number stays on the CPU,
 # where gloo adds it up beside NCCL.
 SENDS_NOTHING = {"introduce", "my_shard", "barrier", "arrivals", "chapter_12.squared_shares"}
 TOUCHES_NO_GPU = {"add_up_twice", "introduce", "my_shard", "barrier"}
 ON_THE_CPU = {"add_up_twice"}
+ALONE = {"_read_alone", "train_gpt"}  # workers of a launch with one rank
 
 
 def of_both() -> list[tuple[str, str]]:
@@ -35,6 +40,29 @@ def of_both() -> list[tuple[str, str]]:
         launches = course_map.launches(gpu_workers.notebook(number))
         found += dict.fromkeys((number, fn) for fn, backend in launches if backend == "auto")
     return found
+
+
+def workers_for_gpus(text: str) -> list[str]:
+    """Of a module the workers of all launches that take GPUs where there are, as written."""
+    tree = ast.parse(text)
+    dictionaries = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict):
+            dictionaries[ast.unparse(node.targets[0])] = ast.unparse(node.value)
+    workers = []
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call) or ast.unparse(node.func) != "launch":
+            continue
+        backend = "'auto'"
+        for option in node.keywords:
+            if option.arg == "backend":
+                backend = ast.unparse(option.value)
+            elif option.arg is None:
+                options = dictionaries.get(ast.unparse(option.value), "")
+                backend = "'gloo'" if "'backend': 'gloo'" in options else backend
+        if backend == "'auto'":
+            workers.append(ast.unparse(node.args[0]))
+    return workers
 
 
 def launches_where_there_is_a_gpu() -> list[ast.Call]:
@@ -125,6 +153,21 @@ def test_what_a_chapter_defines_is_had_without_a_launch(monkeypatch):
     assert not names.keys() & {"seen", "printed"}
 
 
+def test_every_worker_that_a_lessons_module_starts_without_a_backend_is_run_here_too():
+    found = set()
+    for path in sorted(course_map.ROOT.glob("course_lessons/*.py")):
+        for worker in workers_for_gpus(path.read_text()):
+            found.add((path.stem, worker))
+    assert found == {(module, worker) for module, table in MODULES.items() for worker in table}
+
+
+def test_a_launch_with_options_in_a_variable_is_seen():
+    with_options = "def f():\n    options = {'backend': 'gloo'}\n    launch(fn, **options)"
+    assert workers_for_gpus(with_options) == []
+    assert workers_for_gpus("launch(fn, **options)") == ["fn"]
+    assert workers_for_gpus("launch(fn, backend='auto')") == ["fn"]
+
+
 @pytest.fixture(scope="module")
 def names():
     """What chapters define, each once."""
@@ -153,6 +196,30 @@ def test_no_rank_mixes_devices(names, chapter, worker):
     for operations, sent in launch(on_a_second_device, world_size=world_size, backend="gloo"):
         assert set(sent) == expected
         assert operations > 0 or worker in TOUCHES_NO_GPU
+
+
+@pytest.mark.parametrize(
+    ("module", "worker"),
+    [(m, w) for m, table in MODULES.items() for w, call in table.items() if call],
+)
+def test_no_rank_of_a_lessons_module_mixes_devices(names, module, worker):
+    code = compile(MODULES[module][worker], f"<{worker}>", "eval")
+    space = {module: importlib.import_module(f"course_lessons.{module}")}
+    if module == "chapter_12":  # whose methods are written in its notebook
+        space = names("12")
+
+    def on_a_second_device():
+        exec(PREPARE[module], space)
+        with second_device() as meetings:
+            eval(code, space)
+        return meetings.operations, {where for _, where in meetings.sent}
+
+    world_size = 1 if worker in ALONE else 2
+    expected = set() if worker in ALONE else {"cuda:0"}
+    results = launch(on_a_second_device, world_size=world_size, backend="gloo")
+    for operations, sent in results:
+        assert sent == expected
+        assert operations > 0
 
 
 @pytest.mark.parametrize("wrap", [sharding.Zero1, sharding.Zero2, sharding.Zero3])

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
+from second_device import second_device
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -94,3 +95,17 @@ SILENT = [
 @pytest.mark.parametrize("fn", SILENT)
 def test_nothing_is_said_of_what_was_returned_or_is_no_model_of_the_notebook(fn, said):
     assert said(fn) == []
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_a_rank_that_moves_its_weights_to_a_gpu_is_compared_as_well(trains):
+    model = nn.Linear(2, 2)
+    with second_device():
+        before = trained_copies._sample(model)
+        model.to("cuda")
+        if trains:
+            with torch.no_grad():
+                model.weight.add_(1)
+        assert model.weight.device.type == "cuda"
+        after = trained_copies._sample(model)
+        assert trained_copies._differ(before, after) is trains
