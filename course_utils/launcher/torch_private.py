@@ -94,7 +94,9 @@ NAMES = {  # module:path
         "Wrapped, to see who waits.", "A trace has no waits; every asynchronous call seems lost."
     ),
     f"{C10D}:Work.get_future": _Name(
-        "Wrapped, to follow the future of a call.", "A trace has no waits for futures."
+        "Wrapped, to follow the future of a call, and called, to see when the call is complete.",
+        "A trace has no waits for futures. An asynchronous call seems to end with the wait for it, "
+        "and of a queued one the GPU's own times are unknown.",
     ),
     f"{C10D}:Store.get": _Name(
         "Wrapped, so that a stack shows a wait in the store.", "Such a wait looks like work."
@@ -147,6 +149,8 @@ NAMES = {  # module:path
 def find(name: str) -> Any:
     """What this torch has by a name of NAMES; None if it has no such thing."""
     owner, attribute = _owner_and_attribute(name)
+    if owner is None:  # None has an `__init__`, too
+        return None
     return getattr(owner, attribute, None)
 
 
@@ -177,7 +181,8 @@ def find_in(thing: Any, name: str) -> Any:
 
 def wrap(name: str, make: Callable[[Any], Callable]) -> None:
     """Replace a function of torch by what `make` makes of it; do nothing if torch has none."""
+    function = find(name)
+    if function is None:
+        return
     owner, attribute = _owner_and_attribute(name)
-    function = getattr(owner, attribute, None)
-    if function is not None:
-        setattr(owner, attribute, functools.wraps(function)(make(function)))
+    setattr(owner, attribute, functools.wraps(function)(make(function)))

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from course_utils import WorkerError, WorkerTimeout, launch
 from course_utils.devices import prepare
 from course_utils.launcher import torch_private
 from course_utils.launcher.torch_private import NAMES
-from course_utils.record import frames, hooks
+from course_utils.record import cuda_times, frames, hooks
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 NEEDED_BY_THE_RECORD = set(hooks._NEEDED)
@@ -21,18 +22,26 @@ NEEDED_BY_THE_RECORD = set(hooks._NEEDED)
 
 @pytest.fixture
 def without(monkeypatch):
-    """Take names away, as if this torch did not have them."""
-    find = torch_private.find
-    prepare.import_what_ranks_need()  # what `find` would import without a guard
+    """Take names away, as if this torch did not have them: `find`, `find_in` and `wrap` see none.
+
+    A name is taken away with its owner, as if torch had renamed the class or the module.
+    """
+    look_up = torch_private._owner_and_attribute
+    prepare.import_what_ranks_need()  # what a look-up would import without a guard
 
     def take_away(*missing: str) -> None:
-        assert {find(name) is None for name in missing} == {False}
+        assert [name for name in missing if torch_private.find(name) is None] == []
         for name, kept_in in (("c10d_logger", "_LOGGER"), ("join", "_JOIN")):
             if any(name in taken for taken in missing):
                 monkeypatch.setattr(frames, kept_in, None)  # looked up at the import
-        monkeypatch.setattr(
-            torch_private, "find", lambda name: None if name in missing else find(name)
-        )
+
+        def look_up_what_is_left(name: str) -> tuple[Any, str]:
+            owner, attribute = look_up(name)
+            if name in missing:
+                owner = None
+            return owner, attribute
+
+        monkeypatch.setattr(torch_private, "_owner_and_attribute", look_up_what_is_left)
 
     return take_away
 
@@ -44,7 +53,10 @@ def trains() -> float:
     dist.new_group([0])
     total = torch.ones(1)
     dist.all_reduce(total, async_op=True).wait()
-    dist.all_reduce(total, async_op=True).get_future().wait()
+    if hasattr(dist.Work, "get_future"):
+        dist.all_reduce(total, async_op=True).get_future().wait()
+    else:
+        dist.all_reduce(total)
     if dist.get_rank() == 0:
         dist.send(total, 1)
     else:
@@ -74,6 +86,16 @@ def all_is_well() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_what_is_taken_away_is_neither_found_nor_wrapped(name, without):
+    owner, attribute = torch_private._owner_and_attribute(name)
+    before = getattr(owner, attribute)
+    without(name)
+    assert torch_private.find(name) is None
+    torch_private.wrap(name, lambda _function: pytest.fail("there is nothing to replace"))
+    assert getattr(owner, attribute) == before
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_each_name_may_be_missing_in_a_launch(name, without):
     without(name)
     all_is_well()
@@ -97,6 +119,15 @@ def test_a_trace_that_cannot_be_recorded_is_an_error_that_names_what_is_missing(
     without(name)
     with pytest.raises(WorkerError, match=f"this torch has no {name}"):
         launch(trains, backend="gloo", trace=True)
+
+
+@pytest.mark.parametrize("trace", [False, True])
+def test_a_method_of_works_may_really_be_missing(trace, monkeypatch):
+    """Public ones, which code could also use by torch's own name."""
+    monkeypatch.delattr(dist.Work, "get_future")
+    monkeypatch.setattr(cuda_times, "_future_of", None)  # looked up at the import
+    results = launch(trains, backend="gloo", trace=trace)
+    assert list(results) == [4.0, 4.0]
 
 
 def test_a_learners_port_works_where_torch_lets_us_say_so_and_launch_does_without(without):
