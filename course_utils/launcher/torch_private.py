@@ -21,7 +21,8 @@ class _Name(NamedTuple):
 
 C10D = "torch.distributed.distributed_c10d"
 _NO_RECORD = (
-    "Nothing is recorded: trace=True is an error, and a hang is reported from stacks alone."
+    "Nothing is recorded: trace=True is an error, a check fails with the name of what is missing, "
+    "and a hang is reported from stacks alone."
 )
 _NOT_TOLD = "Nobody is told of a call that isn't waited for."
 NAMES = {  # module:path
