@@ -3,13 +3,13 @@
 import math
 import re
 import tempfile
+from collections import deque
 from collections.abc import Collection, Iterable, Sequence, Sized
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 from torch.utils.data import Dataset
 
 from course_utils.launcher.language import _, ngettext
@@ -332,10 +332,22 @@ def _of_item(key: Any, text: str) -> str:
     return _("item {key!r}: {difference}", key=key, difference=text)
 
 
+def leaves(value: Any) -> list[Any]:
+    """What is in nested lists, tuples and dicts, and is none of these itself."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if not isinstance(value, list | tuple | deque):
+        return [value]
+    in_all = []
+    for item in value:
+        in_all += leaves(item)
+    return in_all
+
+
 def dtypes_of(value: Any) -> set[torch.dtype]:
     """Those of all tensors in a value, and of the parameters of its modules."""
     dtypes = set()
-    for leaf in tree_leaves(value):
+    for leaf in leaves(value):
         if isinstance(leaf, Tensor):
             dtypes.add(leaf.dtype)
         if isinstance(leaf, torch.nn.Module):

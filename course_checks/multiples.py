@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten
 
+from course_checks.compare import leaves
 from course_utils.launcher.language import _
 
 _RELATIVE = 1e-4  # wider than any dtype's rounding but bfloat16's, narrower than any two factors
@@ -60,9 +60,8 @@ def _factor(wanted: Tensor, got: Tensor, most: int) -> Fraction | None:
 
 def _numbers(values: Any) -> Tensor | None:
     """All floating-point numbers of nested results in one row; None if anything else is in them."""
-    leaves, _structure = tree_flatten(values)
     rows = []
-    for leaf in leaves:
+    for leaf in leaves(values):
         if isinstance(leaf, float):
             leaf = torch.tensor(leaf)
         if not isinstance(leaf, Tensor) or not leaf.is_floating_point():

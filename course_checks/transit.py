@@ -17,8 +17,10 @@ import torch
 import torch.distributed.distributed_c10d as c10d
 from torch import Tensor
 
+from course_utils.launcher import torch_private
 from course_utils.launcher.language import N_, _
 from course_utils.launcher.stacks import Frame
+from course_utils.launcher.torch_private import C10D
 from course_utils.launcher.transport import bytes_of
 from course_utils.record import frames
 
@@ -59,12 +61,16 @@ class Transit:
 
     def listen(self) -> None:
         """Replace the tensors of all messages of this process by copies of ours."""
+        if torch_private.find(f"{C10D}:Work.wait") is None:
+            return  # nobody would deliver what is received
         for name in ("send", *_RECEIVES):
-            method = self._with_copy(name)
-            setattr(c10d.ProcessGroup, name, method)
-        wait = c10d.Work.wait
+            with_copy = functools.partial(self._with_copy, name in _RECEIVES)
+            torch_private.wrap(f"{C10D}:ProcessGroup.{name}", with_copy)
+        torch_private.wrap(f"{C10D}:Work.wait", self._delivering)
 
-        @functools.wraps(wait)
+    def _delivering(self, wait: Callable) -> Callable:
+        """The method that waits for a work: what is received arrives with its end."""
+
         def wait_and_deliver(work: c10d.Work, *args: Any, **options: Any) -> bool:
             done = wait(work, *args, **options)
             message = self.messages.pop(id(work), None)
@@ -77,12 +83,10 @@ class Transit:
                 raise RuntimeError(complaint)
             return done
 
-        c10d.Work.wait = wait_and_deliver
+        return wait_and_deliver
 
-    def _with_copy(self, name: str) -> Callable:
-        """The method of a process group, which is given a copy instead of the answer's tensor."""
-        call = getattr(c10d.ProcessGroup, name)
-        receives = name in _RECEIVES
+    def _with_copy(self, receives: bool, call: Callable) -> Callable:
+        """A method of a process group, which is given a copy instead of the answer's tensor."""
 
         def with_copy(group: c10d.ProcessGroup, tensors: list, *args: Any, **options: Any) -> Any:
             tensor = tensors[0].detach()

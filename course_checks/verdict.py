@@ -12,12 +12,11 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from course_checks import careful
 from course_checks.attempt import Attempt, Run, RunReport, seed_for_answer
 from course_checks.cases import Inputs, Misuse, draw
-from course_checks.compare import brief, difference, dtypes_of
+from course_checks.compare import brief, difference, dtypes_of, leaves
 from course_checks.flops import flops
 from course_checks.multiples import factor_in_words
 from course_checks.outcome import Outcome, Row
@@ -327,7 +326,7 @@ def _calls(trace: Trace, rank: int, needs_others: Callable[[], bool], is_explain
 
 def _is_empty(wanted: list[Any]) -> bool:
     """Whether there is no number in what is wanted, so that no call needs to carry one."""
-    for leaf in tree_leaves(wanted):
+    for leaf in leaves(wanted):
         if not isinstance(leaf, torch.Tensor):
             return False
         if leaf.numel():

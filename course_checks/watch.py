@@ -18,6 +18,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Collection, Iterator
+from functools import partial
 from types import FrameType, FunctionType
 from typing import Any, NamedTuple
 
@@ -28,8 +29,10 @@ import course_utils
 from course_checks.flops import flops
 from course_checks.shared import file_of, shared_value
 from course_checks.transit import Transit
+from course_utils.launcher import torch_private
 from course_utils.launcher.language import N_, _, sentences
 from course_utils.launcher.stacks import Frame
+from course_utils.launcher.torch_private import C10D
 from course_utils.record.frames import is_learners
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
@@ -65,14 +68,13 @@ _CHANNELS = {}  # by event, its side channel
 for _channel, _events in _EVENTS.items():
     _CHANNELS |= dict.fromkeys(_events.split(), _channel)
 _TO_FRAMES = ("tb_frame", "gi_frame", "cr_frame", "ag_frame")  # attributes that lead to frames
-_BACKEND = torch._C._distributed_c10d.Backend
 # Of functions that an answer is not to call. Compiled here once, and not in every rank.
 _STORE_CALL = re.compile("set$|get$|add|append|wait|check|compare|delete|list|num|queue|bar")
 _BACKEND_CALL = re.compile("broadcast|reduce|gather|scatter|to_?all|send|recv|barrier")
-_FUNCTIONS = {  # by side channel, a class or module, and the names of its functions
-    "store": (c10d.Store, _STORE_CALL),
-    "backend": (_BACKEND, _BACKEND_CALL),
-    "files": (os, re.compile("^writev?$")),
+_WRITE = re.compile("^writev?$")
+_METHODS = {  # by side channel, a class of torch, and the names of its methods
+    "store": (f"{C10D}:Store", _STORE_CALL),
+    "backend": ("torch._C._distributed_c10d:Backend", _BACKEND_CALL),
 }
 _ONLY = N_("Here ranks are to know of each other by messages and collectives alone.")
 _HOOK = 0x7ACF  # our hook's number with a group; the recorder's is smaller, so that one runs first
@@ -153,17 +155,23 @@ class Watch:
         _seal([self._spec, *self._hide, *specifications], names)
         self._shared = shared_value(answer)
         self._replace_calls(names)
-        for channel, (owner, pattern) in _FUNCTIONS.items():
-            for name in filter(pattern.search, vars(owner)):
-                function = getattr(owner, name)
-                noticing = self._noticing(channel, function)
-                setattr(owner, name, noticing)
-        writer = torch._C.PyTorchFileWriter
-        torch._C.PyTorchFileWriter = self._noticing("files", writer)
+        self._replace_functions("files", os, _WRITE)
+        for channel, (name, pattern) in _METHODS.items():
+            owner = torch_private.find(name)
+            if owner is not None:
+                self._replace_functions(channel, owner, pattern)
+        torch_private.wrap("torch._C:PyTorchFileWriter", partial(self._noticing, "files"))
         sys.addaudithook(self._audit)
         Transit().listen()
         if c10d.is_initialized():
-            c10d.group.WORLD.register_pre_hook(_HOOK, self._delay)
+            torch_private.hook(c10d.group.WORLD, _HOOK, self._delay)
+
+    def _replace_functions(self, channel: str, owner: Any, pattern: re.Pattern) -> None:
+        """Have the functions of a class or module noticed whose names a pattern finds."""
+        for name in list(filter(pattern.search, vars(owner))):
+            function = getattr(owner, name)
+            noticing = self._noticing(channel, function)
+            setattr(owner, name, noticing)
 
     def _replace_calls(self, names: dict[str, Any]) -> None:
         """Replace what we do differently, also where the notebook has imported it by a name."""
@@ -180,7 +188,7 @@ class Watch:
     def _set_handler_without_frames(self, number: int, handler: Any) -> Any:
         """Instead of `signal.signal`: an answer's handler hears which signal came, not where."""
         if self._on and callable(handler):
-            handler = functools.partial(_handle, handler)
+            handler = partial(_handle, handler)
         return self._set_handler(number, handler)
 
     @contextlib.contextmanager

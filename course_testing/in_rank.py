@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
@@ -153,7 +152,7 @@ class LateRanks(Listener):
         def register_and_hook(group: c10d.ProcessGroup, *args: Any, **options: Any) -> None:
             register(group, *args, **options)
             if isinstance(group, c10d.ProcessGroup):
-                group.register_pre_hook(_HOOK, torch.compiler.disable(self._come_late))
+                torch_private.hook(group, _HOOK, self._come_late)
 
         return register_and_hook
 

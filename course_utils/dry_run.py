@@ -343,8 +343,7 @@ class _Pretence:
 
         def register_and_follow(pg: Any, *args: Any, **options: Any) -> None:
             register(pg, *args, **options)
-            pg.register_pre_hook(_HOOK, torch.compiler.disable(self._before))
-            pg.register_post_hook(_HOOK, torch.compiler.disable(self._after))
+            torch_private.hook(pg, _HOOK, self._before, self._after)
 
         return register_and_follow
 

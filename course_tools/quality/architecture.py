@@ -109,11 +109,12 @@ PUBLIC_NAMES = 19
 # CUDA's events, which time what is only queued, stand in record; limits are multiples of what
 # the machine needs at that moment; the panel draws the loss of a training while it runs;
 # in launcher each step has a name, which costs a node or two; a message is a call with named
-# fields, which has more nodes than an f-string, and no engine has to read f-strings any more.
+# fields, which has more nodes than an f-string, and no engine has to read f-strings any more;
+# every private name of torch has what happens without it, and its uses do without.
 NODES = {
-    "launcher": 15300,  # statuses nobody heard, forks that return; each step is named
-    "record": 7490,  # timers; what becomes of DDP's models; keys and entries whose parts have names
-    "hang": 9900,  # the known call proves a hang; dataclasses of facts; loops in no_sync()
+    "launcher": 15640,  # statuses nobody heard, forks that return; each step is named
+    "record": 7680,  # timers; what becomes of DDP's models; keys and entries whose parts have names
+    "hang": 9950,  # the known call proves a hang; dataclasses of facts; loops in no_sync()
     "flight": 12300,  # dumps of any torch, read safely; evidence for nine kinds of guilt; a watcher
     "network": 4350,  # what a ring of a thousand ranks costs, by formula; a name for each step
     "pictures": 9480,  # each mark has a name; captions; both broadcasts that DDP's forward awaits
@@ -121,11 +122,11 @@ NODES = {
     # Hangs told from dumps, dry runs, a panel that comes by itself, silence that ends a launch.
     # Models that ranks have changed, or changed differently; a curve from its first step; captions.
     # What is told to who spawns a function of a cell; tracebacks of refused calls in one frame.
-    PACKAGE: 69100,
+    PACKAGE: 69600,
     # Results as plain data; what an answer reaches beside its arguments: frames, memory, copies;
     # likely mistakes by their results, results that are a factor off, and what a rank was given
     # that raises; an answer that lacks a name of a cell which has not run, and a limit of calls.
-    JUDGE: 12850,  # what one line did has a name for each of its steps, 5.5 nodes a line
+    JUDGE: 12990,  # what one line did has a name for each of its steps, 5.5 nodes a line
     CLUSTER: 2200,  # likewise, as in the next two
     CHALLENGE: 4480,
     # By chapter: checks of what learners write, pictures, also of what they wrote, right or wrong,

@@ -25,7 +25,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
@@ -92,7 +91,7 @@ def _names() -> dict[Any, str]:
 def _watching(register: Any) -> Any:
     def register_and_watch(group: Any, *args: Any, **options: Any) -> None:
         register(group, *args, **options)
-        with contextlib.suppress(AttributeError, RuntimeError):  # a torch without these hooks
+        with contextlib.suppress(RuntimeError):
             _watch_group(group)
 
     return register_and_watch
@@ -134,8 +133,7 @@ def _watch_group(group: Any) -> None:
         for earlier in list(_messages):
             earlier.is_over()
 
-    group.register_pre_hook(_HOOK, torch.compiler.disable(before))
-    group.register_post_hook(_HOOK, torch.compiler.disable(after))
+    torch_private.hook(group, _HOOK, before, after)
 
 
 def _line(frame: Any) -> dict[str, Any] | None:
@@ -162,7 +160,8 @@ def dump(failed: bool = False, pending_only: bool = False) -> RawDump:
     entries: list[Entry] = []
     raw: RawDump = {"version": "2.10", "entries": entries, "pg_status": {}}
     dump_as_torch_does = torch_private.find("torch._C._distributed_c10d:_dump_fr_trace")
-    for backend in _BACKENDS:
+    backends = _BACKENDS if dump_as_torch_does is not None else ()
+    for backend in backends:
         with contextlib.suppress(RuntimeError, TypeError, ValueError, Unreadable):
             pickled = dump_as_torch_does(backend=backend, **asked)
             part = plain(pickled)
@@ -378,7 +377,11 @@ class _Watcher(threading.Thread):
 
 def _store_of_its_own() -> dist.Store:
     """The job's store once more, since the rank may stand in a wait of the one that it has."""
-    store = torch_private.find(f"{C10D}:_get_default_store")()
+    name = f"{C10D}:_get_default_store"
+    get_store = torch_private.find(name)
+    if get_store is None:
+        raise RuntimeError(_("this torch has no {name}", name=name))
+    store = get_store()
     with contextlib.suppress(NotImplementedError, RuntimeError):
         store = store.clone()
     return dist.PrefixStore(_KEYS, store)

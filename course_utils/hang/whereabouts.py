@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from course_utils.launcher import torch_private
 from course_utils.launcher.language import N_, _
 from course_utils.launcher.stacks import (
     CALLED_AFTER_JOINING,
@@ -44,12 +45,14 @@ _ONLY_CALL = {
     "reduce_scatter_tensor",
 }
 # Likewise functions out of which C++ makes DDP's calls; but only while no other one runs in them.
+_DDP = "torch.nn.parallel:DistributedDataParallel"
 _DDP_CALLS = {
-    "_distributed_broadcast_coalesced",
-    "_pre_forward",
-    "_sync_params_and_buffers",
-    "_verify_param_shape_across_processes",
+    torch_private.name_in_stacks(f"{_DDP}._distributed_broadcast_coalesced"),
+    torch_private.name_in_stacks(f"{_DDP}._pre_forward"),
+    torch_private.name_in_stacks("torch.distributed.utils:_sync_params_and_buffers"),
+    torch_private.name_in_stacks("torch.distributed.utils:_verify_param_shape_across_processes"),
 }
+_RUNS_BACKWARD = torch_private.name_in_stacks("torch.autograd.graph:_engine_run_backward")
 # What holds a rank inside its own process, by the file of a library that it stands in, or by a
 # folder in that file's path.
 _HOLDERS = {
@@ -81,7 +84,11 @@ _IDLE_ASYNCIO, _ASYNCIO = "/selectors.py", "/asyncio/base_events.py"
 _LOCKS = re.compile(r"\.acquire\(|^with ([\w.]*lock\b|[^()]+:\s*(#|$|pass\b))", re.IGNORECASE)
 _CHILDREN = re.compile(r"\bos\.(wait|waitpid|waitid|wait3|wait4)\(")
 _FILE_LOCKS = re.compile(r"\b(flock|lockf)\(")
-_WRAPPERS = {"wrapper", "_wrapper", "_call_impl", "_wrapped_call_impl", "inner", "inner_func"}
+_WRAPPERS = {
+    *("wrapper", "_wrapper", "inner", "inner_func"),  # what decorators make
+    torch_private.name_in_stacks("torch.nn:Module._call_impl"),
+    torch_private.name_in_stacks("torch.nn:Module._wrapped_call_impl"),
+}
 _COMPILES = "/torch/_inductor/"  # a rank that waits for its workers is slow, and doesn't hang
 LOOPS = (ast.For, ast.While)
 _SLEEPS = re.compile(r"\bsleep\(")
@@ -426,7 +433,7 @@ def _in_wrapper(frame: Frame) -> str | None:
         if frame.name == "__init__":
             return "DDP(model)"
         return _DDP_FORWARD
-    if frame.name == "_engine_run_backward":
+    if frame.name == _RUNS_BACKWARD:
         return "backward"
     if "torch/distributed/fsdp/" in frame.file and frame.name.endswith("pre_forward"):
         return _FSDP_FORWARD

@@ -13,6 +13,8 @@ from types import TracebackType
 import torch
 import torch.distributed as dist
 
+from course_utils.launcher import torch_private
+
 LOST = "lost"  # the connection to a peer has ended
 WAITED = "waited"  # a timer of the process group has ended
 ABORTED = "aborted"  # NCCL has given the group up after an earlier failure, here or elsewhere
@@ -22,7 +24,8 @@ _COLLECTIVES = (
     os.path.join(_TORCH, "distributed", ""),
     os.path.join(_TORCH, "nn", "parallel", ""),
 )
-_BACKWARD = "_engine_run_backward"  # in which DDP's reducer waits for its buckets
+# In this function DDP's reducer waits for its buckets.
+_BACKWARD = torch_private.name_in_stacks("torch.autograd.graph:_engine_run_backward")
 # How gloo and the store begin, whoever calls them; a callback of a future puts its own before.
 _BEGINNING = re.compile(
     r"(Got the following error when running the callback: \w+: )?"

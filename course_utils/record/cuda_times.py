@@ -12,14 +12,15 @@ from time import monotonic
 from typing import Any
 
 import torch
-import torch.distributed.distributed_c10d as c10d
 
+from course_utils.launcher import torch_private
+from course_utils.launcher.torch_private import C10D
 from course_utils.record.memory import Row
 
 _PATIENCE_S = 2.0  # a stream that takes longer hangs: that is reported, without these times
 _POLL_S = 0.0001
 _AT_MOST = 20_000  # pairs of events
-_future_of = c10d.Work.get_future  # as it is before `Waits` records its calls
+_future_of = torch_private.find(f"{C10D}:Work.get_future")  # as it is before `Waits` wraps it
 
 
 def usable(device: str) -> bool:
@@ -58,6 +59,8 @@ class CudaTimes:
             return
         if not call.async_op:
             self._end(row)
+            return
+        if _future_of is None:
             return
         # The future runs its callback in a stream that waits for the work.
         with contextlib.suppress(RuntimeError):  # without a future nobody can see the end

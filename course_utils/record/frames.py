@@ -30,7 +30,7 @@ _JOIN = torch_private.find("torch.distributed.algorithms.join:__file__")
 _NOTIFIERS = (_DDP, _JOIN)
 # Python sees autograd's threads as dummies.
 _NO_USER_THREADS = (type(threading.main_thread()), threading._DummyThread)
-_RUNS_BACKWARD = "_engine_run_backward"
+_RUNS_BACKWARD = torch_private.name_in_stacks("torch.autograd.graph:_engine_run_backward")
 # Code of the course's that stands between torch's functions and only passes on their arguments.
 UNSEEN: set[CodeType] = set()
 # Files of torch whose code does likewise, where a mode, such as a counter, sees every operation.
@@ -80,7 +80,8 @@ def flags_of(library_frames: list[FrameType]) -> int:
             flags |= DDP_INIT
         elif code.co_filename == _DDP and code.co_name == "forward":
             flags |= FORWARD
-            if not frame.f_locals["self"].training:
+            model = torch_private.local(frame, "self")
+            if model is not None and not model.training:
                 flags |= EVALUATES
     return flags
 
@@ -144,7 +145,7 @@ def operator(library_frames: list[FrameType]) -> Any:
     for frame in library_frames:
         # Functional collectives have it in "reduceOp".
         argument = "op" if frame.f_code.co_filename == C10D_FILE else "reduceOp"
-        op = frame.f_locals.get(argument)
+        op = torch_private.local(frame, argument)
         if op:
             return op
     return None

@@ -181,7 +181,7 @@ class Recorder:
         """
         library_frames, learner_frame = frames.split(caller)
         flags = frames.flags_of(library_frames)
-        timeout = caller.f_locals.get("timeout")
+        timeout = torch_private.local(caller, "timeout")
         if not isinstance(timeout, timedelta) or _is_short({timeout}, self.launch_timeout_s):
             flags |= MAY_TIME_OUT
         fields = {"kind": "new_group", "bytes": 0, "group": group}
@@ -200,10 +200,7 @@ class Recorder:
         def after(call: Any) -> None:
             self.carefully(self._after, group, call, sys._getframe(1))
 
-        # The hooks run amid code that torch.compile may be compiling: it would compile them as well
-        # and warn about it.
-        process_group.register_pre_hook(_HOOK, torch.compiler.disable(before))
-        process_group.register_post_hook(_HOOK, torch.compiler.disable(after))
+        torch_private.hook(process_group, _HOOK, before, after)
 
     def _before(self, group: "_Group", call: Any, caller: FrameType) -> None:
         """Write a call down before it is issued.
@@ -328,21 +325,25 @@ def _fields(
         "group": ranks,
         "group_name": group_name,
     }
-    arguments = {}  # of the function of torch that has called the group
-    if library_frames and (kind.message or kind.parted):
-        arguments = library_frames[0].f_locals
     other_rank = ranks[call.root] if call.root >= 0 else None
     if kind.message:
         fields["peer"] = other_rank
-        fields["tag"] = arguments.get("tag") or 0
+        fields["tag"] = _argument(library_frames, "tag") or 0
     else:
         fields["root"] = other_rank
     if kind.reduces:
         fields["op"] = _short_name(frames.operator(library_frames))
     if kind.parted:
-        splits = arguments.get("input_split_sizes") or (1,) * len(ranks)
+        splits = _argument(library_frames, "input_split_sizes") or (1,) * len(ranks)
         fields["parts"] = _parts(operation, call.input_tensors, splits)
     return fields
+
+
+def _argument(library_frames: list[FrameType], name: str) -> Any:
+    """An argument of the function of torch that has called the group; None if it has none."""
+    if not library_frames:
+        return None
+    return torch_private.local(library_frames[0], name)
 
 
 def _parts(

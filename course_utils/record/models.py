@@ -21,6 +21,7 @@ from course_utils.record.event import BACKWARD, DDP_INIT, FORWARD, UNAVERAGED, U
 _LISTENED_TO = 8
 _COMPARED = 3  # parameters of a model some of whose numbers are compared between ranks
 _NUMBERS = 200  # of each
+_COMM_HOOKS = "torch.nn.parallel:DistributedDataParallel._comm_hooks"
 
 
 class Models:
@@ -149,9 +150,9 @@ class _Training:
         self._at_wrapping: list[tuple[weakref.ref, int]] = []  # each parameter, and its version
         if model.process_group.size() == 1:
             return
-        for weight in model.module.parameters():
-            reference = weakref.ref(weight)
-            self._at_wrapping.append((reference, weight._version))
+        weights = list(model.module.parameters())
+        references = map(weakref.ref, weights)
+        self._at_wrapping.extend(zip(references, _versions(weights), strict=True))
         self._listen_to_first_gradient(parameters)
         self._compare_weights(parameters)
 
@@ -172,7 +173,8 @@ class _Training:
 
     def _keep_numbers(self, position: int, parameter: torch.Tensor) -> None:
         """Keep some of a parameter's numbers at each of its gradients. It takes 10 us."""
-        if hasattr(parameter, "_in_backward_optimizers"):  # it may have changed by then
+        optimizers = "torch.nn:Parameter._in_backward_optimizers"
+        if torch_private.find_in(parameter, optimizers) is not None:  # it may have changed by then
             self.is_everybodys = False
             return
         reference = weakref.ref(parameter)
@@ -197,26 +199,36 @@ class _Training:
                 hook.remove()
             model = self._model()
             # With a communication hook, the learner decides what DDP averages.
-            if model is None or getattr(model, "_comm_hooks", None):
+            if model is None or torch_private.find_in(model, _COMM_HOOKS):
                 self.is_everybodys = False
                 return
             parameters = self._parameters(model)
-            self._versions = [(parameter, parameter._version) for parameter in parameters]
+            self._versions = list(zip(parameters, _versions(parameters), strict=True))
 
     def has_stepped(self) -> bool:
         """Whether any parameter has changed since the first gradient."""
-        return any(parameter._version > version for parameter, version in self._versions)
+        parameters = [parameter for parameter, _version in self._versions]
+        now = zip(_versions(parameters), self._versions, strict=True)
+        return any(version > first for version, (_parameter, first) in now)
 
     def trained(self) -> list[torch.Tensor]:
         """Parameters that have a gradient, and have changed since the model was wrapped."""
         parameters = []
         for reference, version in self._at_wrapping:
             parameter = reference()
-            if parameter is None or parameter.grad is None:
+            if parameter is None or parameter.grad is None or not parameter.requires_grad:
                 continue
-            if parameter.requires_grad and parameter._version > version:
+            if _versions([parameter])[0] > version:
                 parameters.append(parameter)
         return parameters
+
+
+def _versions(parameters: list[torch.Tensor]) -> list[int]:
+    """How often each has been changed in place; zeros where torch doesn't say."""
+    version = torch_private.find("torch:Tensor._version")
+    if version is None:
+        return [0] * len(parameters)
+    return list(map(version.__get__, parameters))
 
 
 def checksum(numbers: dict[int, torch.Tensor]) -> int:

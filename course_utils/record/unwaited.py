@@ -3,12 +3,11 @@
 Until somebody waits, the result may be missing or incomplete. Torch says nothing about it.
 """
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
-import torch.distributed.distributed_c10d as c10d
-
+from course_utils.launcher import torch_private
+from course_utils.launcher.torch_private import C10D
 from course_utils.record.event import UNWAITED
 from course_utils.record.memory import Part, Row
 from course_utils.record.waits import Entry, somebody_has
@@ -23,21 +22,24 @@ class Unwaited:
     def __init__(self, writer: Part) -> None:
         self._writer = writer
         self._works: dict[int, Entry] = {}  # by id of the work
+        self._sees_all = True  # else it can't be said of a call that nobody waits for it
         self._check_at_count = (
             1  # once there are so many, drop those that nobody else holds any more
         )
 
     def listen(self) -> None:
         """Notice everybody who waits, or asks whether a work is complete."""
-        for name in _METHODS:
-            if hasattr(c10d.Work, name):
-                setattr(c10d.Work, name, self._wrap(getattr(c10d.Work, name)))
+        names = [f"{C10D}:Work.{method}" for method in _METHODS]
+        if None in map(torch_private.find, names):
+            self._sees_all = False
+            return
+        for name in names:
+            torch_private.wrap(name, self._wrap)
 
     def _wrap(self, method: Callable) -> Callable:
         """Extend a method of a work: whoever calls it has waited for the work."""
         works = self._works
 
-        @functools.wraps(method)
         def notice_and_wait(work: Any, *args: Any, **options: Any) -> Any:
             works.pop(id(work), None)
             return method(work, *args, **options)
@@ -46,6 +48,8 @@ class Unwaited:
 
     def follow(self, entry: Entry) -> None:
         """A call has been issued, and the learner gets its work."""
+        if not self._sees_all:
+            return
         if len(self._works) >= self._check_at_count:
             self._note_lost()
             self._check_at_count = 2 * len(self._works) + 1

@@ -14,7 +14,6 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed.distributed_c10d as c10d
 
 from course_utils.launcher import torch_private
 from course_utils.launcher.torch_private import C10D
@@ -24,6 +23,19 @@ from course_utils.record.memory import Part, Row
 
 _COPIED = ("bytes", "peer", "group", "group_name")  # fields copied from the awaited call
 _MANY = 64  # works that are held until somebody waits for them, before we look who still can
+_SEEN_BY = (
+    f"{C10D}:Work.wait",
+    f"{C10D}:Work.get_future",
+    "torch._C:Future.wait",
+    "torch._C:Future.then",
+    "torch._C:_current_graph_task_id",
+    "torch.autograd:Variable._execution_engine",
+)
+
+
+def are_seen() -> bool:
+    """Whether this torch lets every wait be seen, so that a call without one has none."""
+    return None not in map(torch_private.find, _SEEN_BY)
 
 
 class Entry(NamedTuple):
@@ -61,12 +73,16 @@ class Waits:
         )
         self._in_backward: dict[int, list[Row]] = {}  # what each backward pass has started
         self._waited_for = set()  # numbers of rows
-        self._future_of = c10d.Work.get_future
-        self._graph_task = torch_private.find("torch._C:_current_graph_task_id")
-        self._engine = torch_private.find("torch.autograd:Variable._execution_engine")
+        self._future_of: Callable | None = None
+        self._graph_task: Callable | None = None
+        self._engine: Any = None
 
     def listen(self) -> None:
         """Note every wait that is made in Python."""
+        # Looked up here and not when a recorder is built, which every launch does.
+        self._future_of = torch_private.find(f"{C10D}:Work.get_future")  # before it is wrapped
+        self._graph_task = torch_private.find("torch._C:_current_graph_task_id")
+        self._engine = torch_private.find("torch.autograd:Variable._execution_engine")
         torch_private.wrap(f"{C10D}:Work.wait", self._wrap_wait)
         torch_private.wrap("torch._C:Future.wait", self._wrap_wait)
         torch_private.wrap(f"{C10D}:Work.get_future", self._wrap_future_maker)
@@ -135,8 +151,9 @@ class Waits:
         if not call.async_op or KINDS[issued.fields["kind"]].message:
             return
         # gloo's reduce_scatter has no future: its wait() says when it is complete.
-        with contextlib.suppress(RuntimeError):
-            self._future_of(call.work).add_done_callback(lambda _: issued.finish())
+        if self._future_of is not None:
+            with contextlib.suppress(RuntimeError):
+                self._future_of(call.work).add_done_callback(lambda _: issued.finish())
         if waits_later:
             self._note_wait_at_end_of_backward(issued)
 

@@ -1,13 +1,13 @@
 """What counts as the same, in whatever style it is written, and how a difference is told."""
 
-from collections import Counter, OrderedDict, defaultdict, deque
+from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
 
 import numpy as np
 import pytest
 import torch
 from torch import tensor
 
-from course_checks.compare import brief, difference, dtypes_of
+from course_checks.compare import brief, difference, dtypes_of, leaves
 
 double, single, whole = torch.float64, torch.float32, torch.int64
 RECORD = {"loss": 0.5, "rank": 2}
@@ -161,3 +161,10 @@ def test_no_result_is_so_strange_that_it_cannot_be_told():
         for wanted in (tensor([1.0]), 1.5, 2, "a", [[1]], {"a": 1}, None):
             assert "\n" not in difference(wanted, got)
         assert len(brief(got)) <= 72
+
+
+def test_the_leaves_of_a_result_are_what_is_in_it_at_any_depth():
+    pair = namedtuple("Pair", "first second")
+    value = {"a": [1, (2.0, None)], "b": deque([pair("c", {4})]), "d": {}}
+    assert leaves(value) == [1, 2.0, None, "c", {4}]
+    assert leaves(7) == [7]
