@@ -1,12 +1,14 @@
 """`notebooks.build` on small sample lessons: what it must refuse first, then what it must do."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
 import nbformat
 import pytest
 
+from course_tools import ROOT
 from course_tools.notebooks import build, cells
 
 LESSON = '''\
@@ -339,3 +341,27 @@ def test_an_edited_solution_goes_back_into_its_lab_with_its_markers(project):
     assert build.main(["--root", str(project), "--take", "00_sample"]) == 0
     wanted = LAB.replace("y = 2 * x", "y = x + x")
     assert (project / "source/labs/00_sample.py").read_text() == wanted
+
+
+def modules_lines_in(notebook):
+    """Of each line of a module in course_lessons that outputs name: file, number and code."""
+    line = re.compile(r"(\w+\.py), line (\d+), in \w+: ([^\n,]+)")
+    for cell in notebook.cells:
+        outputs = json.dumps(cell.get("outputs", []), ensure_ascii=False)
+        text = outputs.replace("\\n", "\n").replace('\\"', '"')
+        for file, number, code in line.findall(text):
+            module = ROOT / "course_lessons" / file
+            if module.exists():
+                yield module, int(number), code
+
+
+def test_outputs_name_the_lines_of_lessons_modules_as_they_are_now():
+    """A module may lose a line, which otherwise only a strict run of all notebooks would notice."""
+    count = 0
+    for path in (ROOT / "notebooks").glob("*.ipynb"):
+        notebook = nbformat.read(path, as_version=4)
+        for module, number, code in modules_lines_in(notebook):
+            lines = module.read_text().splitlines()
+            assert code in lines[number - 1], f"{path.name}: {module.name}, line {number}"
+            count += 1
+    assert count >= 5
