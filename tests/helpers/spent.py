@@ -5,6 +5,7 @@ processes that this has started, and of its kernels; its fixtures' belong to the
 first to ask for them. What daemons spend that have left their family is not counted.
 """
 
+import contextlib
 import json
 import os
 import resource
@@ -102,11 +103,16 @@ def stat(pid: int) -> list[str]:
 def descendants(pid: int) -> list[int]:
     """All processes that live and that this one, or one of them, has started."""
     found = []
-    for children in Path(f"/proc/{pid}/task").glob("*/children"):
-        try:
-            numbers = [int(number) for number in children.read_text().split()]
-        except OSError:  # the thread has just ended
-            continue
-        for number in numbers:
-            found += [number, *descendants(number)]
+    for number in children(pid):
+        found += [number, *descendants(number)]
     return found
+
+
+def children(pid: int) -> list[int]:
+    """The processes that live and that a process has started; none if it is not there."""
+    numbers = []
+    with contextlib.suppress(OSError):  # it has just ended
+        for listed in list(Path(f"/proc/{pid}/task").glob("*/children")):
+            with contextlib.suppress(OSError):  # this thread has just ended
+                numbers += map(int, listed.read_text().split())
+    return numbers

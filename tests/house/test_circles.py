@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import circles
 import pytest
+import spent
 from _pytest.mark.expression import Expression
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -71,3 +72,11 @@ def test_every_exercise_is_asked_about_a_wrong_answer_in_the_inner_circle(everyt
     all_of_them = {name for name in everything if "test_wrong_answers_are_rejected[" in name}
     labs = {name for name in all_of_them if name.startswith("tests/labs/test_labs")}
     assert len(first) == len(labs) > 50
+
+
+def test_a_process_that_ends_while_its_children_are_counted_has_none(monkeypatch):
+    def glob(path, _pattern):
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(Path, "glob", glob)
+    assert spent.descendants(1) == []
