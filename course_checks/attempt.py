@@ -352,9 +352,9 @@ def _split(record: Record, by_rank: list[list[RunReport]]) -> list[Trace]:
             present_run = runs_begun - 1
             events_by_run[present_run].append(event)
     world_size = len(by_rank)
-    ended = ((0.0,),) * world_size
+    ended_s = (0.0,) * world_size
     traces = []
     for events in events_by_run:
-        trace = Trace(tuple(events), ended)
+        trace = Trace(tuple(events), ended_s)
         traces.append(trace)
     return traces

@@ -278,7 +278,7 @@ def _without_barriers(trace: Trace) -> Trace:
         if event.kind != "barrier" and not waits_for_barrier:
             kept.append(event)
     events = tuple(kept)
-    return Trace(events, trace.ended)
+    return Trace(events, trace.ended_s)
 
 
 def _calls(trace: Trace, rank: int) -> str:

@@ -343,7 +343,7 @@ def stretch(trace: Trace, exchanges: int, world_size: int) -> Trace:
     events = events[: len(events) // exchanges]
     ranks = tuple(range(world_size))
     copies = [replace(event, rank=rank, group=ranks) for rank in ranks for event in events]
-    return Trace(tuple(copies), ((0.0,),) * world_size)
+    return Trace(tuple(copies), (0.0,) * world_size)
 
 
 def messages_ms(trace: Trace, network: Network, steps: int) -> float:

@@ -69,11 +69,11 @@ class RankTrace:
         dist.all_gather_object(by_rank, (events_of_this_rank, time.monotonic()))
         self._asked.append(range(before, len(self._all_events())))
         events: list[Event] = []
-        ended = []
+        ended_s = []
         for events_of_rank, end_s in by_rank:
             events += events_of_rank
-            ended.append((end_s - self._recorded().start_s,))
-        return Trace(tuple(events), tuple(ended))
+            ended_s.append(end_s - self._recorded().start_s)
+        return Trace(tuple(events), tuple(ended_s))
 
     def traffic(self, algorithm: str = "ring") -> Traffic:
         """Bytes and messages of all ranks: see `Trace.traffic`. All ranks have to call it."""

@@ -93,8 +93,8 @@ class DryRun:
             us = alike.finish_us(self._of_first(), network, self.world_size)
             return Replay((us,) * self.world_size, (), network)
         self._refuse_too_many_messages(network)
-        ended = ((0.0,),) * self.world_size
-        trace = Trace(self._events_of_all(), ended)
+        ended_s = (0.0,) * self.world_size
+        trace = Trace(self._events_of_all(), ended_s)
         return trace.replay(network)
 
     def _of_first(self) -> list[Event]:

@@ -152,7 +152,7 @@ def _panels(live: bool) -> list[Listener]:
 def _trace(record: Record) -> Trace | None:
     if not record.trace:
         return None
-    return Trace(record.events(), record.ended, record.failed)
+    return Trace(record.events(), record.ended_s, record.failed)
 
 
 def _refuse_unknown_options(fn: Any, unknown: dict[str, Any]) -> None:

@@ -230,8 +230,8 @@ def ring(ranks: int, messages: int) -> Trace:
                 wait(index=send + 2, of=send),
                 wait(index=send + 3, of=receive),
             ]
-    ended = ((0.0, 0.0),) * ranks
-    return Trace(tuple(events), ended)
+    ended_s = (0.0,) * ranks
+    return Trace(tuple(events), ended_s)
 
 
 def through_a_heap(numbers: list[int]) -> None:

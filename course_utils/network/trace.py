@@ -57,22 +57,21 @@ class Trace:
 
     Attributes:
         events: All events, by rank and then in the order in which the rank issued them.
-        ended: Of each rank a tuple that begins with the seconds from the launch until its function
-            returned or was stopped.
+        ended_s: By rank, seconds from the launch until its function returned or was stopped.
         failed: Whether the launch failed, so that the recording ends before its time.
     """
 
     events: tuple[Event, ...]
-    ended: tuple[tuple[float, ...], ...]
+    ended_s: tuple[float, ...]
     failed: bool = False
 
     def __reduce__(self) -> tuple:  # without its schedules
-        return Trace, (self.events, self.ended, self.failed)
+        return Trace, (self.events, self.ended_s, self.failed)
 
     @property
     def world_size(self) -> int:
         """How many ranks were recorded."""
-        return len(self.ended)
+        return len(self.ended_s)
 
     def __iter__(self) -> Iterator[Event]:
         return iter(self.events)
@@ -182,7 +181,7 @@ class Trace:
     def save(self, path: str | Path) -> None:
         """Write JSON that `Trace.load` reads."""
         events = [vars(event) for event in self.events]
-        data = {"events": events, "ended": self.ended, "failed": self.failed}
+        data = {"events": events, "ended_s": self.ended_s, "failed": self.failed}
         text = json.dumps(data)
         Path(path).write_text(text, encoding="utf-8")
 
@@ -197,10 +196,19 @@ class Trace:
             text = Path(path).read_text(encoding="utf-8")
             data = json.loads(text, object_hook=_frozen)
             events = tuple(Event(**row) for row in data["events"])
-            ended = tuple(map(tuple, data["ended"]))
-            return cls(events, ended, data["failed"])
+            return cls(events, _ended_s(data), data["failed"])
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{path} is not a trace that Trace.save wrote: {error!r}") from None
+
+
+def _ended_s(data: dict[str, Any]) -> tuple[float, ...]:
+    """When each rank ended; an older file has a list for each, which begins with that."""
+    if "ended_s" in data:
+        return tuple(data["ended_s"])
+    ended_s = []
+    for end_s, *_others in data["ended"]:
+        ended_s.append(end_s)
+    return tuple(ended_s)
 
 
 def _frozen(row: dict[str, Any]) -> dict[str, Any]:

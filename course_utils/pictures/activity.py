@@ -158,15 +158,10 @@ def _in_real_time(trace: Trace) -> Activity:
     def to_us(seconds: float) -> float:
         return 1e6 * (seconds - begin_s)
 
-    ended_s = []
-    ends_us = []
-    for rank_ended_s, *_ in trace.ended:
-        ended_s.append(rank_ended_s)
-        ends_us.append(max(0.0, to_us(rank_ended_s)))
     return Activity(
-        bars=_bars_in_real_time(trace, begin_s, ended_s, to_us),
+        bars=_bars_in_real_time(trace, begin_s, to_us),
         arrows=_arrows_in_real_time(trace, to_us),
-        ends=tuple(ends_us),
+        ends=tuple(max(0.0, to_us(end_s)) for end_s in trace.ended_s),
         clock=_real_clock(trace),
         tick_us=1000,
     )
@@ -184,7 +179,7 @@ def _real_clock(trace: Trace) -> str:
 
 
 def _bars_in_real_time(
-    trace: Trace, begin_s: float, ended_s: list[float], to_us: Callable[[float], float]
+    trace: Trace, begin_s: float, to_us: Callable[[float], float]
 ) -> list[Interval]:
     bars: list[Interval] = []
     free_s = [begin_s] * trace.world_size  # from when on a rank runs code of its own
@@ -211,7 +206,7 @@ def _bars_in_real_time(
             add_own_code(rank, event.start_s)
             add(rank, event.start_s, event.end_s, "wait")
             free_s[rank] = max(free_s[rank], event.end_s)
-    for rank, end_s in enumerate(ended_s):
+    for rank, end_s in enumerate(trace.ended_s):
         add_own_code(rank, end_s)
     return bars
 

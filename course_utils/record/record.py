@@ -30,9 +30,8 @@ class Record(Listener):
         self.trace = trace
         self.timeout_s = timeout_s
         self.failed = False  # whether the launch has failed
-        # With `trace`, by rank: seconds from the launch to the end of its function, alone in a
-        # tuple, as `network.trace.Trace` wants it.
-        self.ended: tuple[tuple[float], ...] = ()
+        # With `trace`, by rank: seconds from the launch to the end of its function.
+        self.ended_s: tuple[float, ...] = ()
         # By rank, why its part could not be read. A trace has no events of such a rank.
         self.unread: dict[int, Exception] = {}
 
@@ -40,7 +39,7 @@ class Record(Listener):
         """Make the memory."""
         self.start_s = monotonic()
         self.failed = False
-        self.ended = ()
+        self.ended_s = ()
         self.unread = {}
         self._ranks = range(world_size)
         self._parts = memory.make_parts(world_size, self.trace)
@@ -108,7 +107,7 @@ class Record(Listener):
                 rows = part[0] if part else []
                 self._rows.append(rows)
                 end_s = _return_s(rows) or self._stop_s
-                self.ended += ((end_s - self.start_s,),)
+                self.ended_s += (end_s - self.start_s,)
         self._parts = []
 
     def events(self) -> tuple[Event, ...]:

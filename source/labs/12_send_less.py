@@ -428,7 +428,7 @@ def replayed_ms(cluster, name):
             about = {"op": "sum" if kind == "all_reduce" else None, "group": ranks}
             about |= {"start_s": 0.0, "end_s": 0.0, "blocking": True}
             events.append(Event(rank=rank, index=index, kind=kind, bytes=size, **about))
-    trace = Trace(tuple(events), ((0.0,),) * cluster.ranks)
+    trace = Trace(tuple(events), (0.0,) * cluster.ranks)
     network = Network(latency_us=cluster.latency_us, gbit_s=cluster.gbit_s)
     sent_ms = max(trace.replay(network).finish_us) / 1000 / (16 if name == "every 16 steps" else 1)
     return cluster.compute_ms + cluster.compress_ms.get(name, 0) + sent_ms

@@ -259,7 +259,7 @@ def recorded(ranks, shard, layer_bytes):
             fields = {"kind": kind, "bytes": size, "group": group, "group_name": str(group)}
             fields |= {"parts": parts, "blocking": True, "start_s": index, "end_s": index}
             events.append(Event(rank=rank, index=index, **fields))
-    return Trace(tuple(events), ((0.0,),) * ranks)
+    return Trace(tuple(events), (0.0,) * ranks)
 
 
 def step_us(network, ranks, shard, layers, layer_bytes):

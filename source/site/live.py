@@ -52,8 +52,8 @@ def _trace(name: str, runs: str, run: str) -> tuple[Trace, list[list[float]] | N
             for rank, own in enumerate(told["ranks"])
             for index, number in enumerate(own)
         ]
-        ended = tuple((0.0,) for _ in told["ranks"])
-        _traces[name, runs, run] = Trace(tuple(events), ended), told.get("compute")
+        ended_s = (0.0,) * len(told["ranks"])
+        _traces[name, runs, run] = Trace(tuple(events), ended_s), told.get("compute")
     return _traces[name, runs, run]
 
 

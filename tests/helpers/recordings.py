@@ -39,7 +39,7 @@ def one_message(size: int = 10_000) -> Trace:
             event(0, 0, "send", size, peer=1, tag=0, start_s=1.0, end_s=1.007),
             event(1, 0, "recv", size, peer=0, tag=0, start_s=1.005, end_s=1.007),
         ),
-        ((1.010, 0.0), (1.008, 0.0)),
+        (1.010, 1.008),
     )
 
 
@@ -55,7 +55,7 @@ def ring(n: int) -> Trace:
                 event(rank, at + 2, "wait", 0, n, of=at),
                 event(rank, at + 3, "wait", 0, n, of=at + 1),
             ]
-    return Trace(tuple(events), ((0.0, 0.0),) * n)
+    return Trace(tuple(events), (0.0,) * n)
 
 
 def straggler(kind: str = "all_reduce", root: int | None = None) -> Trace:
@@ -65,7 +65,7 @@ def straggler(kind: str = "all_reduce", root: int | None = None) -> Trace:
         event(rank, 0, kind, 960, 3, root=root, start_s=start, end_s=end)
         for rank, (start, end) in enumerate(times)
     ]
-    return Trace(tuple(events), ((0.025, 0.0),) * 3)
+    return Trace(tuple(events), (0.025,) * 3)
 
 
 @pytest.fixture

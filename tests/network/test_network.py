@@ -1,5 +1,6 @@
 """Replays against closed formulas, at every world size; and recordings that have no replay."""
 
+import json
 import math
 from dataclasses import replace
 
@@ -95,7 +96,7 @@ def event(rank: int, index: int, kind: str, size: int, n: int = 2, **fields: obj
 
 
 def trace_of(*events: Event, n: int = 2) -> Trace:
-    return Trace(tuple(sorted(events, key=lambda e: (e.rank, e.index))), ((0.0, 0.0),) * n)
+    return Trace(tuple(sorted(events, key=lambda e: (e.rank, e.index))), (0.0,) * n)
 
 
 def one_collective(kind: str, n: int, size: int, root: int | None = None) -> Trace:
@@ -300,3 +301,13 @@ def test_intervals_tell_who_sends_to_whom_and_at_which_line():
 
 def test_one_rank_alone_needs_no_time():
     assert launch(built_in, world_size=1, trace=True).trace.replay(NETWORK).finish_us == (0.0,)
+
+
+@pytest.mark.parametrize("ended", [[[1.5], [2.5]], [[1.5, 0.0], [2.5, 0.0]]])
+def test_a_trace_that_was_saved_in_an_older_form_is_read(tmp_path, ended):
+    trace = Trace((event(0, 0, "barrier", 0), event(1, 0, "barrier", 0)), (1.5, 2.5))
+    trace.save(tmp_path / "trace.json")
+    data = json.loads((tmp_path / "trace.json").read_text())
+    del data["ended_s"]
+    (tmp_path / "trace.json").write_text(json.dumps(data | {"ended": ended}))
+    assert Trace.load(tmp_path / "trace.json") == trace

@@ -113,7 +113,7 @@ def test_more_bytes_never_help_any_rank(trace, network, times):
     grown = [
         replace(e, bytes=e.bytes * times, parts=tuple(p * times for p in e.parts)) for e in trace
     ]
-    worse = Trace(tuple(grown), trace.ended).replay(network).finish_us
+    worse = Trace(tuple(grown), trace.ended_s).replay(network).finish_us
     assert never_earlier(worse, trace.replay(network).finish_us)
 
 

@@ -105,7 +105,7 @@ def test_a_recording_shows_two_collectives_that_were_swapped(shown):
         event(rank, at, "all_reduce", 12, place=place, dtype="float32", shape=(3,))
         for rank, own in enumerate(places) for at, place in enumerate(own)
     ]  # fmt: skip
-    plot_calls(Trace(tuple(events), ((0.0, 0.0),) * 2))
+    plot_calls(Trace(tuple(events), (0.0,) * 2))
     assert "#1 differs in line: all_reduce of float32 (3,), line 3 on rank 0;" in shown.text
     assert shown.caption == "Collectives #1 to #2 of ranks 0 and 1: #1 differs in line."
 
@@ -116,7 +116,7 @@ def test_groups_that_share_a_name_are_told_apart(shown):
         event(rank, 0, "all_reduce", 4, group=group, group_name="1", finished=rank < 2)
         for group in ((0, 1), (2, 3)) for rank in group
     ]  # fmt: skip
-    plot_calls(Trace(tuple(calls), ((0.0, 0.0),) * 4))
+    plot_calls(Trace(tuple(calls), (0.0,) * 4))
     assert shown.text == "Collective #1 of ranks 2 and 3: all the same."  # there a rank waits
 
 

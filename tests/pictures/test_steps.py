@@ -9,7 +9,7 @@ from course_utils.record.event import Event
 HELD = [[[1, 2], [1, 22], [11, 22]], [[10, 20], [11, 20], [11, 22]]]  # a ring of two
 SENT = [Event(rank=r, index=k, kind="send", bytes=8, start_s=k, end_s=k + 1, peer=1 - r)
         for r in range(2) for k in range(2)]  # fmt: skip
-TRACE = Trace(tuple(SENT), ((2.0, 0.0),) * 2)
+TRACE = Trace(tuple(SENT), (2.0,) * 2)
 
 
 def test_the_words_say_what_each_step_brings(shown):

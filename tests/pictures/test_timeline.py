@@ -35,7 +35,7 @@ def test_what_is_neither_a_trace_nor_a_replay_is_refused_with_a_sentence(wrong):
 
 
 def test_a_message_without_partner_is_drawn_in_real_time_and_refused_on_a_network(shown):
-    alone = Trace((event(0, 0, "send", 8, peer=1, tag=0, end_s=0.1),), ((0.1, 0.0),) * 2)
+    alone = Trace((event(0, 0, "send", 8, peer=1, tag=0, end_s=0.1),), (0.1,) * 2)
     plot_timeline(alone)
     assert shown.text == "Real time, calls of rank 0: 1 send; rank 1: no calls."
     with pytest.raises(ReplayError, match="it has no partner"):
@@ -46,7 +46,7 @@ def test_a_hang_is_drawn_as_waiting_until_the_end(shown):
     left = {"finished": False, "end_s": 2.0}
     hang = Trace(
         (event(0, 0, "all_reduce", 8, **left), event(1, 0, "recv", 8, peer=0, tag=0, **left)),
-        ((2.0, 0.0),) * 2,
+        (2.0,) * 2,
         failed=True,
     )
     plot_timeline(hang)
@@ -197,7 +197,7 @@ def test_the_picture_names_its_clock_its_ranks_and_what_it_shows():
 
 @pytest.mark.parametrize("network", [None, NETWORK])
 def test_nothing_at_all_can_be_drawn(network):
-    for trace in (Trace((), ((0.0, 0.0),)), Trace((), ((0.5, 0.0),) * 3)):
+    for trace in (Trace((), (0.0,)), Trace((), (0.5,) * 3)):
         drawn = draw(activity(trace.replay(network) if network else trace))
         plt.close(as_figure(drawn))
         assert as_svg(drawn).startswith("<svg")
