@@ -11,8 +11,6 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, NamedTuple
 
-import torch
-
 
 class _Name(NamedTuple):
     purpose: str
@@ -304,6 +302,8 @@ def hook(
         before: Is called with what torch says of a call before it is issued.
         after: The same once it is issued.
     """
+    import torch  # here: pictures on the site's pages read this module, and have no torch
+
     register_before = find_in(group, f"{C10D}:ProcessGroup.register_pre_hook")
     if before is not None and register_before is not None:
         register_before(number, torch.compiler.disable(before))
