@@ -44,9 +44,9 @@ LIMITS = {
     "course_utils/record": Limit(5.7, 0.0, 2.8, 0.2),
     "course_utils/hang": Limit(4.7, 0.0, 3.6, 0.0),
     "course_utils/flight": Limit(5.7, 0.0, 2.5, 0.2),
-    "course_utils/network": Limit(6.2, 0.0, 2.6, 0.2),  # formulas and vector arithmetic
+    "course_utils/network": Limit(5.9, 0.0, 2.6, 0.2),  # formulas and vector arithmetic
     "course_utils/pictures": Limit(6.4, 0.0, 2.3, 0.0),  # calls of matplotlib with many arguments
-    "course_utils/devices": Limit(4.9, 0.0, 1.9, 0.0),
+    "course_utils/devices": Limit(4.7, 0.0, 1.7, 0.0),
     "course_utils": Limit(5.4, 0.0, 2.3, 0.1),
     "course_checks": Limit(5.4, 0.0, 0.8, 0.0),
     "course_cluster": Limit(5.2, 0.0, 1.0, 0.0),

@@ -4,6 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from course_utils.launcher.language import _
 from course_utils.network.network import Network
 from course_utils.network.simulation import Interval, Replay
 from course_utils.network.trace import Trace
@@ -44,7 +45,11 @@ def activity(source: Trace | Replay) -> Activity:
     if isinstance(source, Replay):
         return _virtual(source)
     raise TypeError(
-        f"a timeline is drawn of results.trace or of trace.replay(network), not of {source!r:.80}"
+        _(
+            "a timeline is drawn of results.trace or of trace.replay(network), not of "
+            "{source!r:.80}",
+            source=source,
+        )
     )
 
 
@@ -160,7 +165,7 @@ def _in_real_time(trace: Trace) -> Activity:
 
     ended_s = []
     ends_us = []
-    for rank_ended_s, *_ in trace.ended:
+    for rank_ended_s, *_others in trace.ended:
         ended_s.append(rank_ended_s)
         ends_us.append(max(0.0, to_us(rank_ended_s)))
     return Activity(
