@@ -7,7 +7,7 @@ import pytest
 
 from course_tools import ROOT
 
-PACKAGES = ("course_utils", "course_checks", "course_testing")
+PACKAGES = ("course_utils", "course_checks", "course_testing", "course_material")
 MARKS = {"_", "N_", "ngettext", "plural"}
 # Methods and functions whose arguments are compared with the words of torch or Python.
 COMPARES = {"compile", "search", "findall", "startswith", "endswith", "removeprefix", "addoption"}

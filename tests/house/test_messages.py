@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 
 from course_checks.cases import CASES
 from course_checks.outcome import Overview
+from course_material import predictions
 from course_tools import ROOT
 from course_tools.i18n import catalogues, messages, zh
 from course_tools.learner import workspace
-from course_utils import Network, check, explain_dumps, hardware, launch
+from course_utils import Network, check, explain_dumps, hardware, launch, predict
 from course_utils.launcher import language
 from course_utils.launcher.captured_output import KEPT_BYTES, CapturedOutput, is_cut
 from course_utils.launcher.language import _, english, listed, ngettext, sentences
@@ -271,6 +272,17 @@ def test_a_machine_is_described_in_chinese(in_chinese):
     assert software.endswith("（编入了 gloo）")
 
 
+def test_a_prediction_is_compared_in_chinese(in_chinese, capsys, monkeypatch):
+    monkeypatch.setattr(predictions, "_asked", {})
+    predict("rank 3 holds", 4).measured(5)
+    predict("it takes", ...).measured(5.0, about=True)
+    predict()
+    compared, unanswered, score = capsys.readouterr().out.splitlines()[:3]
+    assert compared == "rank 3 holds：5；你的预测是 4：相差 1"
+    assert unanswered == "it takes：约 5（没有预测）"
+    assert score == "2 个预测里对了 0 个，1 个还没有结果。"
+
+
 @pytest.mark.parametrize("spoken", ["en", "zh"])
 def test_what_a_rank_printed_is_known_to_be_cut_in_either_language(spoken, monkeypatch):
     monkeypatch.setenv("COURSE_LANG", spoken)
@@ -286,7 +298,7 @@ def test_what_a_rank_printed_is_known_to_be_cut_in_either_language(spoken, monke
 
 
 def modules():
-    for package in ("course_utils", "course_checks", "course_testing"):
+    for package in ("course_utils", "course_checks", "course_testing", "course_material"):
         for path in sorted((ROOT / package).rglob("*.py")):
             yield path, ast.parse(path.read_text(encoding="utf-8"))
 
