@@ -30,6 +30,7 @@ from course_utils.devices.prepare import DeviceSetup
 from course_utils.hang.report import HangReport
 from course_utils.hang.wait_graph import WaitGraph
 from course_utils.launcher import transport
+from course_utils.launcher.captured_output import is_cut
 from course_utils.launcher.deadlines import slowness
 from course_utils.launcher.errors import WorkerError
 from course_utils.launcher.language import _
@@ -44,7 +45,6 @@ _SECRET = struct.Struct("<iQ")  # a rank, and what its fresh numbers are drawn f
 _QUIET_S = 1.0  # without a call; then we look whether the answer hangs for ever
 _MOST = 6  # times the timeout, for an answer that still calls something when its time is up
 _RECENT_S = 20.0  # how long a measurement of this machine's slowness is good for
-_GAP = "bytes left out ...]"  # in the output of a rank that printed too much
 _MARK = "\x1e"  # which a rank prints before each run
 
 
@@ -235,8 +235,8 @@ def _read_secrets(pipe: Pipe) -> dict[int, int]:
 
 def _by_run(output: str, runs: int) -> list[str]:
     """What a rank has printed in each run that it has begun."""
-    if _GAP in output:
-        instead = "(more than a check keeps: print less)"
+    if is_cut(output):
+        instead = _("(more than a check keeps: print less)")
         return [instead] * runs
     _before_the_first, *printed = output.split(_MARK)
     return printed

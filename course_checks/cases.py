@@ -64,9 +64,15 @@ def draw(inputs: Inputs, rank: int, world_size: int, case: Any, seed: int) -> tu
     try:
         arguments = inputs(rank, world_size, case)
     except Exception as error:
-        call = f"inputs({rank}, {world_size}, {case})"
-        kind = type(error).__name__
-        raise Misuse(f"{call} failed: {kind}: {error}") from error
+        message = _(
+            "inputs({rank}, {world_size}, {case}) failed: {kind}: {error}",
+            rank=rank,
+            world_size=world_size,
+            case=case,
+            kind=type(error).__name__,
+            error=error,
+        )
+        raise Misuse(message) from error
     if isinstance(arguments, tuple):
         return arguments
     return (arguments,)

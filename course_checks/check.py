@@ -126,7 +126,7 @@ def check(
     sizes = sorted(world_sizes)
     name = getattr(fn, "__name__", "answer")
     if not sizes or not cases:
-        raise ValueError("check needs at least one world size and one case")
+        raise ValueError(_("check needs at least one world size and one case"))
     if fn is None:
         return note(Outcome(name, NOT_ATTEMPTED))
     if callable(fn):

@@ -121,7 +121,8 @@ class Outcome:
                 text.append(f"[rank {rank}] {line}")
             left_out = len(lines) - _PRINTED
             if left_out > 0:
-                text.append(f"[rank {rank}] ... and {left_out} more lines")
+                more = _("... and {count} more lines", count=left_out)
+                text.append(f"[rank {rank}] {more}")
         if not text:
             return ""
         heading = _("It printed:")

@@ -55,7 +55,14 @@ class Rules:
             unknown = _first_unknown(given, known)
             if unknown is not None:
                 words = ", ".join(sorted(known))
-                raise ValueError(f"{unknown!r} is nothing to {option}; there are: {words}")
+                raise ValueError(
+                    _(
+                        "{unknown!r} is nothing to {option}; there are: {words}",
+                        unknown=unknown,
+                        option=option,
+                        words=words,
+                    )
+                )
         self.forbid = set(self.forbid)
         self.require = set(self.require)
         if "collectives" in self.forbid:
@@ -64,7 +71,9 @@ class Rules:
         unknown = _first_unknown(self.forbid | self.require, KINDS)
         if unknown is not None:
             words = ", ".join(KINDS)
-            raise ValueError(f"{unknown!r} is never recorded; there are: {words}")
+            raise ValueError(
+                _("{unknown!r} is never recorded; there are: {words}", unknown=unknown, words=words)
+            )
 
 
 def _first_unknown(given: Collection[str], known: Collection[str]) -> str | None:
@@ -230,9 +239,11 @@ def _over_budget(trace: Trace, case: Any, rules: Rules) -> str | None:
     unknown = _first_unknown(limits, _SPENT)
     if unknown is not None:
         words = ", ".join(_SPENT)
-        raise Misuse(f"{unknown!r} is no budget; there are: {words}")
+        raise Misuse(
+            _("{unknown!r} is no budget; there are: {words}", unknown=unknown, words=words)
+        )
     if "finish_us" in limits and rules.network is None:
-        raise Misuse("a budget of finish_us needs network=Network(...)")
+        raise Misuse(_("a budget of finish_us needs network=Network(...)"))
     algorithm = "ring"
     if rules.network:
         algorithm = rules.network.algorithm

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from course_utils.launcher.language import _
 from course_utils.record.frames import is_learners
 
 _NamedValues = Iterator[tuple[str, Any]]
@@ -62,8 +63,8 @@ def _values_of(function: FunctionType) -> dict[str, Any]:
     values.update(function.__kwdefaults__ or {})
     defaults = function.__defaults__ or ()
     name = function.__name__
-    values[f"a default of {name}"] = list(defaults)
-    values[f"an attribute of {name}"] = _attributes(function)
+    values[_("a default of {name}", name=name)] = list(defaults)
+    values[_("an attribute of {name}", name=name)] = _attributes(function)
     known = function.__globals__
     for global_name in _names(code):
         if global_name in known:

@@ -82,13 +82,17 @@ def _draw_again(attempt: Attempt, run: Run, inputs: Inputs) -> list[tuple]:
         arguments = draw(inputs, rank, world_size, run.case, seed)
         again = draw(inputs, rank, world_size, run.case, seed)
         if brief(arguments) != brief(again):
-            raise Misuse("inputs may depend on its arguments and on torch's random numbers only")
+            raise Misuse(_("inputs may depend on its arguments and on torch's random numbers only"))
         by_rank.append(arguments)
     counts = [len(arguments) for arguments in by_rank]
     if len(set(counts)) != 1:
-        words = map(str, counts)
-        listed = ", ".join(words)
-        raise Misuse(f"inputs must give every rank as many arguments; it gave {listed}")
+        texts = list(map(str, counts))
+        raise Misuse(
+            _(
+                "inputs must give every rank as many arguments; it gave {counts}",
+                counts=separated(texts),
+            )
+        )
     return by_rank
 
 
@@ -100,16 +104,28 @@ def _wanted(spec: Callable, by_rank: list[tuple], case: Any) -> list[Any]:
         lists = map(list, parameters)
         wanted = spec(*lists)
     except Exception as error:
-        kind = type(error).__name__
-        raise Misuse(f"spec failed on {n} ranks, {case}: {kind}: {error}") from error
+        message = _(
+            "spec failed on {n} ranks, {case}: {kind}: {error}",
+            n=n,
+            case=case,
+            kind=type(error).__name__,
+            error=error,
+        )
+        raise Misuse(message) from error
     is_list = isinstance(wanted, list | tuple)
     if is_list and len(wanted) == n:
         return list(wanted)
     if is_list:
-        outputs = f"{len(wanted)} outputs"
+        outputs = _("{count} outputs", count=len(wanted))
     else:
         outputs = brief(wanted)
-    raise Misuse(f"spec must return a list with one output for each of {n} ranks, got {outputs}")
+    raise Misuse(
+        _(
+            "spec must return a list with one output for each of {n} ranks, got {outputs}",
+            n=n,
+            outputs=outputs,
+        )
+    )
 
 
 def _judge_run(

@@ -4,6 +4,8 @@ import ast
 import re
 from typing import Any
 
+from course_utils.launcher.language import _
+
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+")  # as measurements are printed: 203,530
 _THOUSANDS_AMONG_OTHERS = re.compile(r"(?<![\w.,])\d{1,3}(?:,\d{3})+(?![\w,])")
 # A number that is no part of a word or of a longer number, such as in `400 keys`.
@@ -62,7 +64,7 @@ def miscounted(answers: tuple, count: int) -> str:
     """How many there are, if another number of them is wanted; else nothing."""
     if len(answers) == count:
         return ""
-    return f"that makes {len(answers)}, and {count} are wanted."
+    return _("that makes {given}, and {count} are wanted.", given=len(answers), count=count)
 
 
 def _several(text: str, count: int) -> tuple:

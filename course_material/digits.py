@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from course_utils.launcher.language import _
+
 # Of the scaled training images, whose pixels run from 0 to 1; a test computes them again.
 MEAN, STD = 0.30514, 0.32485
 
@@ -52,7 +54,7 @@ def digits(train: bool = True, source: str = "embedded") -> Dataset:
         ModuleNotFoundError: scikit-learn, whose images are embedded, is not installed.
     """
     if source not in ("embedded", "mnist"):
-        raise ValueError(f"source={source!r}: choose 'embedded' or 'mnist'")
+        raise ValueError(_("source={source!r}: choose 'embedded' or 'mnist'", source=source))
     return _mnist(train) if source == "mnist" else EmbeddedDigits(train)
 
 
@@ -62,8 +64,10 @@ def _embedded() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     spec = importlib.util.find_spec("sklearn")  # found, not imported: the import takes a second
     if spec is None or spec.origin is None:
         raise ModuleNotFoundError(
-            "digits reads images that come with scikit-learn, which is not installed: "
-            "pip install 'ddp-course[lab]'",
+            _(
+                "digits reads images that come with scikit-learn, which is not installed: "
+                "pip install 'ddp-course[lab]'"
+            ),
             name="sklearn",
         )
     file = Path(spec.origin).parent / "datasets/data/digits.csv.gz"
@@ -95,10 +99,15 @@ def _mnist(train: bool) -> Dataset:
     try:
         return datasets.MNIST(home, train=train, transform=scale)
     except Exception as error:
-        raise RuntimeError(
-            f"MNIST cannot be read from {home / 'MNIST' / 'raw'} ({error}). Its files are "
-            f"{', '.join(Path(url).stem for url, _ in datasets.MNIST.resources)}. Name the folder "
+        files = [Path(url).stem for url, _checksum in datasets.MNIST.resources]
+        message = _(
+            "MNIST cannot be read from {folder} ({error}). Its files are {files}. Name the folder "
             "that holds MNIST/raw by COURSE_DATA before the kernel starts, fetch them anew in one "
-            f"process, torchvision.datasets.MNIST({str(home)!r}, download=True), or use the digits "
-            "that need no files: digits(source='embedded')."
-        ) from error
+            "process, torchvision.datasets.MNIST({home!r}, download=True), or use the digits "
+            "that need no files: digits(source='embedded').",
+            folder=home / "MNIST" / "raw",
+            error=error,
+            files=", ".join(files),
+            home=str(home),
+        )
+        raise RuntimeError(message) from error

@@ -5,6 +5,8 @@ from importlib.resources import files
 import torch
 from torch import nn
 
+from course_utils.launcher.language import _
+
 
 def novel() -> tuple[torch.Tensor, str]:
     """Read the first twelve chapters of Jane Austen's Pride and Prejudice (1813, public domain).
@@ -56,7 +58,13 @@ class SmallGPT(nn.Module):
         """
         length, context = tokens.shape[1], len(self.position.weight)
         if length > context:
-            raise ValueError(f"{length} tokens do not fit into a context of {context}")
+            raise ValueError(
+                _(
+                    "{length} tokens do not fit into a context of {context}",
+                    length=length,
+                    context=context,
+                )
+            )
         past = nn.Transformer.generate_square_subsequent_mask(length, device=tokens.device)
         past = past.to(self.norm.weight.dtype)
         hidden = self.embedding(tokens) + self.position.weight[:length]

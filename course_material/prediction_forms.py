@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from course_material import scores
 from course_material.answers import miscounted, parsed
+from course_utils.launcher.language import _
 
 if TYPE_CHECKING:
     from course_material.predictions import Prediction
@@ -40,15 +41,16 @@ def ask(prediction: "Prediction") -> None:
     from ipywidgets import HTML as Text
 
     noted = Text(value="")
+    question = html.escape(prediction.question)
 
     def say_what_is_noted() -> None:
         if prediction.answer is NO_ANSWER:
-            noted.value = "Shown without a prediction."
-            form.keep(f"{html.escape(prediction.question)}: shown without a prediction")
+            noted.value = _("Shown without a prediction.")
+            form.keep(_("{question}: shown without a prediction", question=question))
             return
         answered = f"<b>{html.escape(_written(prediction.answer))}</b>"
-        noted.value = f"Noted: {answered}. Run the next cells to see."
-        form.keep(f"{html.escape(prediction.question)}: you predicted {answered}")
+        noted.value = _("Noted: {answer}. Run the next cells to see.", answer=answered)
+        form.keep(_("{question}: you predicted {answer}", question=question, answer=answered))
 
     # A link leads here; the question stands above, and is to be in sight as well.
     display(HTML(f'<a id="{anchor(prediction.question)}" style="scroll-margin-top:14em"></a>'))
@@ -60,7 +62,11 @@ def ask(prediction: "Prediction") -> None:
         form = _show([_anew(inputs)], noted, prediction.question)
         say_what_is_noted()
         answered = f"<b>{html.escape(_written(prediction.answer))}</b>"
-        noted.value = f"You predicted {answered} {_when(earlier.day)}, and that still stands."
+        noted.value = _(
+            "You predicted {answer} {when}, and that still stands.",
+            answer=answered,
+            when=_when(earlier.day),
+        )
     prediction.when_settled(say_what_is_noted)
 
 
@@ -84,19 +90,22 @@ def _taken_up(prediction: "Prediction") -> scores.KeptAnswer | None:
 
 def _when(day: datetime.date) -> str:
     days_ago = (datetime.date.today() - day).days
-    words = {0: "today", 1: "yesterday"}
-    return words.get(days_ago, f"on {day}")
+    if days_ago == 0:
+        return _("today")
+    if days_ago == 1:
+        return _("yesterday")
+    return _("on {day}", day=day)
 
 
 def _anew(inputs: list[Any]) -> Any:
     """A button that gives its place to the inputs; until one is used, the answer stands."""
     from ipywidgets import HBox, Layout
 
-    anew = _plain_button("answer anew")
+    anew = _plain_button(_("answer anew"))
     anew.add_class("course-anew")  # so that the page gives the keyboard to what takes its place
     place = HBox([anew], layout=Layout(flex_flow="row wrap"))
 
-    def show_inputs(_: Any) -> None:
+    def show_inputs(button: Any) -> None:
         place.children = inputs
 
     anew.on_click(show_inputs)
@@ -113,13 +122,13 @@ def ask_before_showing(prediction: "Prediction", compare: Callable[[], str]) -> 
     from ipywidgets import HTML as Text
 
     line = Text(value="")
-    show_anyway = _plain_button("just show me")
+    show_anyway = _plain_button(_("just show me"))
 
     def show() -> None:
         line.value = f"<pre>{html.escape(compare())}</pre>"
         form.keep(line.value)
 
-    show_anyway.on_click(lambda _: prediction.skip())
+    show_anyway.on_click(lambda button: prediction.skip())
     inputs = [*_form(prediction, line), show_anyway]
     form = _show(inputs, line, prediction.question)
     prediction.when_settled(show)
@@ -134,7 +143,7 @@ def _form(prediction: "Prediction", told: Any) -> list[Any]:
 
 def _button(choice: Any, take: Callable[[Any], None]) -> Any:
     button = _plain_button(str(choice))
-    button.on_click(lambda _: take(choice))
+    button.on_click(lambda clicked: take(choice))
     return button
 
 
@@ -149,8 +158,10 @@ def _field(prediction: "Prediction", told: Any) -> Any:
     from ipywidgets import Text
 
     count = prediction.count
-    wanted = f"{count} answers, spaces between" if count else "your prediction"
-    field = Text(placeholder=f"{wanted}, then Enter", continuous_update=False)
+    placeholder = _("your prediction, then Enter")
+    if count:
+        placeholder = _("{count} answers, spaces between, then Enter", count=count)
+    field = Text(placeholder=placeholder, continuous_update=False)
 
     def answer_changed(change: dict[str, Any]) -> None:
         if not change["new"].strip():
@@ -158,7 +169,11 @@ def _field(prediction: "Prediction", told: Any) -> Any:
         answer = parsed(change["new"], count)
         problem = miscounted(answer, count) if count else ""
         if problem:
-            told.value = f"Read as <b>{html.escape(_written(answer))}</b>: {problem}"
+            told.value = _(
+                "Read as <b>{answer}</b>: {problem}",
+                answer=html.escape(_written(answer)),
+                problem=problem,
+            )
         else:
             prediction.take(answer)
 
@@ -184,8 +199,10 @@ def _show(inputs: list[Any], result: Any, question: str) -> Any:
     from IPython.display import display
     from ipywidgets import HBox, Label, Layout, VBox
 
+    unanswered = _("{question}: run this cell to answer", question=html.escape(question))
+
     class Form(VBox):
-        left = f'<div class="{_OPEN}">{html.escape(question)}: run this cell to answer</div>'
+        left = f'<div class="{_OPEN}">{unanswered}</div>'
 
         def keep(self, text: str) -> None:
             self.left = f'<div class="{_SETTLED}">{text}</div>'

@@ -7,6 +7,7 @@ from typing import Any
 from course_material import prediction_forms, scores
 from course_material.answers import is_number, miscounted, number_in, parsed
 from course_material.prediction_forms import NO_ANSWER
+from course_utils.launcher.language import _, ngettext
 
 _asked: dict[str, "Prediction"] = {}  # by question, in the order of the chapter
 
@@ -78,10 +79,12 @@ class Prediction:
     def _compare(self, value: Any, within: float, about: bool) -> str:
         """The line that is shown; it also notes whether the answer was right."""
         measured = _many(value)
-        about_word = "about " if about else ""
-        shown = f"{self.question}: {about_word}{_written(measured)}"
+        value_in_words = _written(measured)
+        if about:
+            value_in_words = _("about {value}", value=value_in_words)
+        shown = _("{question}: {value}", question=self.question, value=value_in_words)
         if self.answer is NO_ANSWER:
-            return f"{shown} (no prediction)"
+            return _("{shown} (no prediction)", shown=shown)
         predicted = _many(self.answer)
         if isinstance(self.answer, str):
             if is_number(value):
@@ -98,10 +101,15 @@ class Prediction:
         self.is_partly_right = not self.right and any(matches) and len(measured) > 1
         scores.note(self.question, self.right)
         if self.choices and not self.right:
-            verdict = "not so"  # a choice is a name, even if it is a number: never "off by"
+            verdict = _("not so")  # a choice is a name, even if it is a number: never "off by"
         else:
             verdict = _verdict(measured, predicted, sum(matches))
-        return f"{shown}; predicted {_written(predicted)}: {verdict}"
+        return _(
+            "{shown}; predicted {answer}: {verdict}",
+            shown=shown,
+            answer=_written(predicted),
+            verdict=verdict,
+        )
 
 
 def predict(
@@ -131,7 +139,14 @@ def predict(
         return _show_score()
     if choices and answer is not NO_ANSWER and answer not in choices:
         known = ", ".join(map(str, choices))
-        print(f"{question}: {answer!r} is not one of the answers. They are: {known}.")
+        print(
+            _(
+                "{question}: {answer!r} is not one of the answers. They are: {known}.",
+                question=question,
+                answer=answer,
+                known=known,
+            )
+        )
         answer = NO_ANSWER
     if count and answer is not NO_ANSWER:
         answer = _counted(question, answer, count)
@@ -173,7 +188,7 @@ def _open(name: Callable[[str], str]) -> list[str]:
     for prediction in _asked.values():
         if prediction.right is None:
             lines.append(f"  {name(prediction.question)}")
-    return ["Open:", *lines] if lines else []
+    return [_("Open:"), *lines] if lines else []
 
 
 def _score(name: Callable[[str], str]) -> str:
@@ -183,16 +198,20 @@ def _score(name: Callable[[str], str]) -> str:
     wrong = [prediction for prediction in measured if not prediction.right]
     still_open = len(_asked) - len(measured)
     partly = [prediction for prediction in wrong if prediction.is_partly_right]
-    score = f"{len(right)} of {len(_asked)} predictions were right"
+    score = _("{right} of {count} predictions were right", right=len(right), count=len(_asked))
     if partly:
-        score += f" in every part, {len(partly)} in some"
-    if still_open == 1:
-        score += ", 1 is open"
-    elif still_open:
-        score += f", {still_open} are open"
-    lines = [f"{score}."]
+        score = _("{score} in every part, {count} in some", score=score, count=len(partly))
+    if still_open:
+        score = ngettext(
+            "{score}, {count} is open",
+            "{score}, {count} are open",
+            still_open,
+            score=score,
+            count=still_open,
+        )
+    lines = [_("{score}.", score=score)]
     if wrong:
-        lines.append("Worth another look:")
+        lines.append(_("Worth another look:"))
     for prediction in wrong:
         lines.append(f"  {name(prediction.question)}")
     return "\n".join(lines)
@@ -224,23 +243,23 @@ def _verdict(measured: list, predicted: list, matches: int) -> str:
         return _verdict_of_many(measured, predicted, matches)
     number, guess = measured[0], predicted[0]
     if matches:
-        return "right"
+        return _("right")
     if not (is_number(number) and is_number(guess)):
-        return "not so"
+        return _("not so")
     if number and guess and not 0.1 < guess / number < 10:
-        return f"{_written([guess / number])} times as much"
-    return f"off by {_written([abs(guess - number)])}"
+        return _("{factor} times as much", factor=_written([guess / number]))
+    return _("off by {difference}", difference=_written([abs(guess - number)]))
 
 
 def _verdict_of_many(measured: list, predicted: list, matches: int) -> str:
     too_many = len(predicted) - len(measured)
     if matches == len(measured) and too_many <= 0:
-        return "right"
-    verdict = f"{matches} of {len(measured)} right"
+        return _("right")
+    verdict = _("{matches} of {count} right", matches=matches, count=len(measured))
     if too_many > 0:
-        verdict += f", and {too_many} too many"
-    elif too_many < 0:
-        verdict += f", and {-too_many} missing"
+        return _("{verdict}, and {count} too many", verdict=verdict, count=too_many)
+    if too_many < 0:
+        return _("{verdict}, and {count} missing", verdict=verdict, count=-too_many)
     return verdict
 
 

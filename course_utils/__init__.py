@@ -42,16 +42,22 @@ def __getattr__(name: str) -> Any:
     if name not in _ROOMS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name == "launch" and not hasattr(os, "fork"):
-        raise RuntimeError("launch needs fork: use Linux, macOS, or WSL on Windows.")
+        from course_utils.launcher.language import _
+
+        raise RuntimeError(_("launch needs fork: use Linux, macOS, or WSL on Windows."))
     try:
         room = importlib.import_module(_ROOMS[name], __name__)
     except ModuleNotFoundError as error:
         if error.name not in _FOR_LABS:
             raise
-        raise ModuleNotFoundError(
-            f"{name} needs {error.name}, which is not installed: pip install 'ddp-course[lab]'",
-            name=error.name,
-        ) from None
+        from course_utils.launcher.language import _
+
+        message = _(
+            "{name} needs {package}, which is not installed: pip install 'ddp-course[lab]'",
+            name=name,
+            package=error.name,
+        )
+        raise ModuleNotFoundError(message, name=error.name) from None
     value = getattr(room, name)
     globals()[name] = value
     return value

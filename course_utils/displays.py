@@ -98,7 +98,7 @@ class Displays(Listener):
             page.display(rank, shown)
         left_out = self._counts[rank] - len(displays) if self._counts else 0
         if left_out > 0:
-            page.print(rank, f"[... {left_out:,} displays left out ...]")
+            page.print(rank, _("[... {count:,} displays left out ...]", count=left_out))
         for shown in displays:
             if shown.is_late:
                 page.display(rank, shown)

@@ -106,7 +106,9 @@ class Panel(Listener):
         self.drawn_s = 0.0
         size = _MEMORY_BYTES + _CURVE_BYTES
         self.memory = [mmap.mmap(-1, size) for _rank in range(world_size)]
-        self.text = f"Live panel of {world_size} ranks: run this cell to see it move."
+        self.text = _(
+            "Live panel of {world_size} ranks: run this cell to see it move.", world_size=world_size
+        )
         self.show()
 
     def show(self) -> None:

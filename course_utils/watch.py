@@ -10,14 +10,15 @@ import sys
 from pathlib import Path
 
 from course_utils.flight.live import explain_hangs
+from course_utils.launcher.language import N_, _
 
-USAGE = "Name the script to run: python -m course_utils.watch train.py ..."
+USAGE = N_("Name the script to run: python -m course_utils.watch train.py ...")
 
 
 def main() -> None:
     """Run the script that the command line names, watched."""
     if len(sys.argv) < 2:
-        sys.exit(USAGE)
+        sys.exit(_(USAGE))
     sys.argv = sys.argv[1:]
     sys.path[0] = str(Path(sys.argv[0]).resolve().parent)  # as Python does for a script
     explain_hangs()

@@ -6,6 +6,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
+from course_utils.launcher.language import _
+
 _HERE = Path(__file__).parent
 KINDS = ("step", "host", "launch", "compute", "copy", "collective")
 
@@ -41,7 +43,13 @@ def recording(name: str) -> list[Row]:
     """
     names = sorted(path.name.removesuffix(".json.gz") for path in _HERE.glob("*.json.gz"))
     if name not in names:
-        raise ValueError(f"no recording is called {name!r}; there are: {', '.join(names)}")
+        raise ValueError(
+            _(
+                "no recording is called {name!r}; there are: {names}",
+                name=name,
+                names=", ".join(names),
+            )
+        )
     told = json.loads(gzip.decompress((_HERE / f"{name}.json.gz").read_bytes()))
     kinds, calls, lanes = ([table[i] for i in column] for table, column in told["words"])
     starts_us, took_us = (

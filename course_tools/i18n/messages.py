@@ -20,7 +20,13 @@ from course_tools.i18n.catalogues import Id
 NAME = "messages"
 CATALOGUE = f"source/zh/{NAME}.po"
 COMPILED = "course_utils/locale/zh_CN/LC_MESSAGES/course.mo"
-_PACKAGES = ("course_utils", "course_checks", "course_lessons", "course_testing")
+_PACKAGES = (
+    "course_utils",
+    "course_checks",
+    "course_lessons",
+    "course_testing",
+    "course_material",
+)
 _MARKED_BY = {"_": None, "N_": None, "ngettext": (1, 2), "plural": (1, 2)}
 
 

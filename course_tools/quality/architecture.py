@@ -100,7 +100,8 @@ OUTSIDE = {
     # It says what is missing; jupyter_client is asked only where it is installed.
     "course_tools.learner.doctor": {TOOLS, "jupyter_client"},
 }
-MATERIAL = "course_material"  # what lessons work on; it knows nothing of the packages
+MATERIAL = "course_material"  # what lessons work on; it knows nothing of the packages,
+LANGUAGE = "course_utils.launcher.language"  # but for the language that it speaks to learners
 DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 TESTS = "tests/helpers"  # on sys.path in tests alone
 PUBLIC_NAMES = 19
@@ -353,11 +354,12 @@ def from_tests(known: Modules, root: Path) -> Complaints:
 
 
 def from_material(root: Path) -> Complaints:
-    """Every import of these packages in the material."""
+    """Every import of these packages in the material, but for the learner's language."""
     folder = root / MATERIAL
     for path in folder.rglob("*.py"):
         place = path.relative_to(root)
-        packages = imported_packages(path)
+        names = imported(path)
+        packages = {top(name) for name in names if not name.startswith(f"{LANGUAGE}.")}
         packages_of_house = packages.intersection(PACKAGES)
         for name in sorted(packages_of_house):
             yield f"an arrow up: {place} imports {name}"

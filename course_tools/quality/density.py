@@ -44,9 +44,9 @@ LIMITS = {
     "course_utils/record": Limit(5.7, 0.0, 2.8, 0.2),
     "course_utils/hang": Limit(4.7, 0.0, 3.6, 0.0),
     "course_utils/flight": Limit(5.7, 0.0, 2.5, 0.2),
-    "course_utils/network": Limit(6.2, 0.0, 2.6, 0.2),  # formulas and vector arithmetic
+    "course_utils/network": Limit(5.9, 0.0, 2.6, 0.2),  # formulas and vector arithmetic
     "course_utils/pictures": Limit(6.4, 0.0, 2.3, 0.0),  # calls of matplotlib with many arguments
-    "course_utils/devices": Limit(4.9, 0.0, 1.9, 0.0),
+    "course_utils/devices": Limit(4.7, 0.0, 1.7, 0.0),
     "course_utils": Limit(5.4, 0.0, 2.3, 0.1),
     "course_checks": Limit(5.4, 0.0, 0.8, 0.0),
     "course_cluster": Limit(5.2, 0.0, 1.0, 0.0),
@@ -55,7 +55,7 @@ LIMITS = {
     "course_testing": Limit(5.3, 0.0, 1.6, 0.0),
     "course_lint": Limit(5.3, 0.0, 0.9, 0.0),  # tests of a node's type, several on a line
     "course_museum": Limit(4.6, 0.0, 1.9, 1.4),
-    "course_material": Limit(6.7, 0.0, 5.3, 0.7),
+    "course_material": Limit(6.3, 0.0, 4.6, 0.7),
     "course_tools": Limit(5.4, 0.0, 0.8, 0.2),
     "tests": Limit(6.3, 1.5, 5.2, 4.3),
 }

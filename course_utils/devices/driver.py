@@ -28,28 +28,36 @@ def usable_gpus() -> Gpus:
     """Those that torch can use, or why it cannot; this process stays without CUDA."""
     import torch  # here, since the process that asks the driver does without
 
+    from course_utils.launcher.language import _  # likewise: that process may not find it
+
     if torch.version.cuda is None:
         return Gpus()
     names, version, refusal = _driver_answer(os.environ.get("CUDA_VISIBLE_DEVICES"))
     knows = version // 1000
     built_for = int(torch.version.cuda.split(".")[0])
     if names and knows < built_for:
-        refusal = f"its driver knows CUDA {knows}, this torch needs CUDA {built_for}: update it"
+        refusal = _(
+            "its driver knows CUDA {knows}, this torch needs CUDA {built_for}: update it",
+            knows=knows,
+            built_for=built_for,
+        )
     return Gpus((), refusal) if refusal else Gpus(tuple(names))
 
 
 @functools.cache
 def _driver_answer(visible: str | None) -> tuple[list[str], int, str]:
     """Names, CUDA's version times 1,000, refusal; asked once in a kernel for each `visible`."""
+    from course_utils.launcher.language import _
+
     try:
         done = subprocess.run(
             [sys.executable, "-I", __file__], capture_output=True, text=True, timeout=_PATIENCE_S
         )
         return json.loads(done.stdout)
     except subprocess.TimeoutExpired:
-        return [], 0, f"its driver gave no answer within {_PATIENCE_S} seconds"
+        return [], 0, _("its driver gave no answer within {seconds} seconds", seconds=_PATIENCE_S)
     except (OSError, ValueError):  # the process could not start, or died on its way
-        return [], 0, "its driver crashed when it was asked"
+        return [], 0, _("its driver crashed when it was asked")
 
 
 def _ask() -> tuple[list[str], int, str]:

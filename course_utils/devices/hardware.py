@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from course_utils.devices.driver import usable_gpus
+from course_utils.launcher.language import _, listed, ngettext
 
 
 @dataclass(frozen=True, repr=False)
@@ -33,50 +34,67 @@ class Hardware:
     def _cores(self) -> str:
         n = self.cores
         if n == 1:
-            return "1 core: ranks take turns; results are right, but nothing gets faster"
-        return f"{n} cores: {n} ranks run at the same time; more ranks take turns"
+            return _("1 core: ranks take turns; results are right, but nothing gets faster")
+        return _("{n} cores: {n} ranks run at the same time; more ranks take turns", n=n)
 
     def _memory(self) -> str:
-        memory = f"{_size(self.memory_bytes)} of memory"
+        memory = _("{size} of memory", size=_size(self.memory_bytes))
         if self.shm_bytes is None:
             return memory
         shm = f"/dev/shm {_size(self.shm_bytes)}"
         if self.shm_bytes < 2**27:
-            shm += ": enough for launch, too small for DataLoader workers"
-        return f"{memory}, {shm}"
+            shm = _("{shm}: enough for launch, too small for DataLoader workers", shm=shm)
+        return _("{memory}, {shm}", memory=memory, shm=shm)
 
     def _gpus(self) -> str:
         count = len(self.gpus)
-        gloo = "launch uses gloo on the CPU"
+        gloo = _("launch uses gloo on the CPU")
         if not count and self.refusal:
-            return f"a GPU that CUDA cannot use ({self.refusal}): {gloo}"
+            return _(
+                "a GPU that CUDA cannot use ({refusal}): {gloo}", refusal=self.refusal, gloo=gloo
+            )
         if not count:
-            return f"no GPU: {gloo}"
-        number = f"{count} GPUs"
-        if count == 1:
-            number = "1 GPU"
+            return _("no GPU: {gloo}", gloo=gloo)
+        number = ngettext("{count} GPU", "{count} GPUs", count, count=count)
         names = ", ".join(sorted(set(self.gpus)))
-        text = f"{number} ({names})"
+        gpus = _("{number} ({names})", number=number, names=names)
         if " MIG " in self.gpus[0]:  # of several slices, the driver shows a process the first one
-            text = f"1 slice of a GPU ({self.gpus[0]}), more of which no process can use"
+            gpus = _(
+                "1 slice of a GPU ({name}), more of which no process can use", name=self.gpus[0]
+            )
         if not self.nccl:
-            return f"{text}, but this torch has no NCCL: {gloo}"
+            return _("{gpus}, but this torch has no NCCL: {gloo}", gpus=gpus, gloo=gloo)
         if count == 1:
-            return f"{text}: {gloo}, and the GPU where you say device='cuda'"
-        return f"{text}: launch uses NCCL for up to {count} ranks, gloo on the CPU for more"
+            return _(
+                "{gpus}: {gloo}, and the GPU where you say device='cuda'", gpus=gpus, gloo=gloo
+            )
+        return _(
+            "{gpus}: launch uses NCCL for up to {count} ranks, gloo on the CPU for more",
+            gpus=gpus,
+            count=count,
+        )
 
     def _software(self) -> str:
         has_gil = getattr(sys, "_is_gil_enabled", lambda: True)()  # from Python 3.13 on
-        threads = "threads share the GIL" if has_gil else "no GIL"
-        python = f"{platform.python_version()} ({threads})"
+        threads = _("no GIL")
+        if has_gil:
+            threads = _("threads share the GIL")
         backends = []
         if self.gloo:
             backends.append("gloo")
         if self.nccl:
             backends.append("NCCL")
-        names = " and ".join(backends) or "no backend"
+        names = _("no backend")
+        if backends:
+            names = listed(backends)
         version = torch.__version__.split("+")[0]
-        return f"Python {python}, torch {version} with {names} built in"
+        return _(
+            "Python {python} ({threads}), torch {version} with {backends} built in",
+            python=platform.python_version(),
+            threads=threads,
+            version=version,
+            backends=names,
+        )
 
 
 def hardware() -> Hardware:

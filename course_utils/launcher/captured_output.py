@@ -2,9 +2,12 @@
 
 import re
 
+from course_utils.launcher.language import N_, _
+
 KEPT_BYTES = 512 * 1024  # of each rank's output: the first half of these and the last
 _HALF = KEPT_BYTES // 2
 _END_BYTES = 4096
+_LEFT_OUT = N_("[... {count:,} bytes left out ...]")
 _MAX_MARKS = 4096  # what belongs to later ones is shown after the text
 # A rank writes such a mark into its output where something belongs that is no text, such as a
 # figure. `CapturedOutput.pieces` cuts the output there.
@@ -86,7 +89,8 @@ class CapturedOutput:
         kept = bytes(self._kept[start:stop])
         spans_the_middle = start <= _HALF < stop
         if self._dropped_bytes and spans_the_middle:
-            gap = f"\n[... {self._dropped_bytes:,} bytes left out ...]\n"
+            note = _(_LEFT_OUT, count=self._dropped_bytes)
+            gap = f"\n{note}\n"
             middle = _HALF - start
             before_gap = kept[:middle]
             after_gap = kept[middle:]
@@ -96,6 +100,13 @@ class CapturedOutput:
         lines = text.split("\n")
         last_states = map(_last_state, lines)
         return "\n".join(last_states)
+
+
+def is_cut(text: str) -> bool:
+    """Whether it has the note that its middle is left out; asked in the language of the note."""
+    template = _(_LEFT_OUT)
+    before, after = template.split("{count:,}")
+    return before in text and after in text
 
 
 def _last_state(line: str) -> str:

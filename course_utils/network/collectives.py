@@ -29,6 +29,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
+from course_utils.launcher.language import _
+
 ALGORITHMS = ("ring", "tree", "direct")
 
 # (source, target, bytes), by places in the group.
@@ -56,7 +58,9 @@ Tree = list[list[Branch]]  # by rounds, from the leaves to the root
 def refuse_unknown(algorithm: str) -> None:
     """Raise ValueError for an algorithm that has no formula here."""
     if algorithm not in ALGORITHMS:
-        raise ValueError(f"algorithm={algorithm!r}: choose 'ring', 'tree' or 'direct'")
+        raise ValueError(
+            _("algorithm={algorithm!r}: choose 'ring', 'tree' or 'direct'", algorithm=algorithm)
+        )
 
 
 @lru_cache(maxsize=32)  # a training loop calls the same ones again and again

@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from course_utils.launcher.language import _
 from course_utils.network.collectives import refuse_unknown
 
 
@@ -43,21 +44,23 @@ class Network:
     def __post_init__(self) -> None:
         refuse_unknown(self.algorithm)
         if not isinstance(self.nodes, int) or self.nodes < 1:
-            raise ValueError(f"nodes must be a whole number of at least 1, got {self.nodes!r}")
+            raise ValueError(
+                _("nodes must be a whole number of at least 1, got {nodes!r}", nodes=self.nodes)
+            )
         has_several_nodes = self.nodes > 1
         has_links_between = self.between is not None
         if has_several_nodes != has_links_between:
-            raise ValueError("nodes=2 or more and between=(latency_us, gbit_s) go together")
+            raise ValueError(_("nodes=2 or more and between=(latency_us, gbit_s) go together"))
         _refuse_negative("latency_us", self.latency_us)
         _refuse_not_positive("gbit_s", self.gbit_s)
         if self.between is not None:
             latency_us, gbit_s = self.between
-            _refuse_negative("the latency between nodes", latency_us)
-            _refuse_not_positive("the bandwidth between nodes", gbit_s)
+            _refuse_negative(_("the latency between nodes"), latency_us)
+            _refuse_not_positive(_("the bandwidth between nodes"), gbit_s)
         for link, factor in self.slow_links.items():
-            _refuse_not_positive(f"the factor of slow link {link}", factor)
+            _refuse_not_positive(_("the factor of slow link {link}", link=link), factor)
         for rank, factor in self.slow_ranks.items():
-            _refuse_not_positive(f"the factor of slow rank {rank}", factor)
+            _refuse_not_positive(_("the factor of slow rank {rank}", rank=rank), factor)
 
     def link(self, source: int, target: int, world_size: int) -> tuple[float, float]:
         """Microseconds until a message's first byte arrives, and those that each byte takes."""
@@ -77,23 +80,43 @@ class Network:
     def refuse_misfit(self, world_size: int) -> None:
         """Raise ValueError unless this is a network for so many ranks."""
         if world_size % self.nodes:
-            raise ValueError(f"{world_size} ranks cannot be laid out as {self.nodes} equal nodes")
+            raise ValueError(
+                _(
+                    "{world_size} ranks cannot be laid out as {nodes} equal nodes",
+                    world_size=world_size,
+                    nodes=self.nodes,
+                )
+            )
         slow = list(self.slow_ranks)
         for source, target in self.slow_links:
             slow += [source, target]
         for rank in slow:
             if rank not in range(world_size):
-                raise ValueError(f"there is no rank {rank!r} among the {world_size} recorded ones")
+                raise ValueError(
+                    _(
+                        "there is no rank {rank!r} among the {world_size} recorded ones",
+                        rank=rank,
+                        world_size=world_size,
+                    )
+                )
 
 
 def _refuse_negative(name: str, value: float) -> None:
     if not _is_finite(value) or value < 0:
-        raise ValueError(f"{name} must be a finite number of at least 0, got {value!r}")
+        raise ValueError(
+            _(
+                "{name} must be a finite number of at least 0, got {value!r}",
+                name=name,
+                value=value,
+            )
+        )
 
 
 def _refuse_not_positive(name: str, value: float) -> None:
     if not _is_finite(value) or value <= 0:
-        raise ValueError(f"{name} must be a finite number above 0, got {value!r}")
+        raise ValueError(
+            _("{name} must be a finite number above 0, got {value!r}", name=name, value=value)
+        )
 
 
 def _is_finite(value: float) -> bool:

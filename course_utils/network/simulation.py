@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from course_utils.launcher.language import _
 from course_utils.network.network import Network
 from course_utils.network.schedule import End, ReplayError, Schedule, Step
 from course_utils.record.event import Event
@@ -106,7 +107,7 @@ class Simulation:
                 self._go_on(order, rank, subject)
         if self.at:
             event = next(iter(self.at.values()))
-            raise ReplayError(f"{event!r}: it waits for ever.")
+            raise ReplayError(_("{event!r}: it waits for ever.", event=event))
         finish_us = tuple(self.finish)
         intervals = tuple(self.intervals)
         return Replay(finish_us, intervals, self.network)
@@ -143,7 +144,7 @@ class Simulation:
         """A rank's part in a collective, which goes on beside its program."""
         called = self.now
         left = 0.0
-        for code, subject, _ in steps:
+        for code, subject, _event in steps:
             if code == "send":
                 left = self._send(subject)
             else:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from course_utils.launcher.language import _
 from course_utils.network.collectives import refuse_unknown
 from course_utils.network.network import Network
 from course_utils.network.schedule import ReplayError, Schedule
@@ -94,8 +95,10 @@ class Trace:
         refuse_unknown(algorithm)
         if self.failed:
             raise ReplayError(
-                "this recording is of a launch that failed, so it cannot be replayed or "
-                "counted: plot_timeline(error.trace) shows how far each rank came."
+                _(
+                    "this recording is of a launch that failed, so it cannot be replayed or "
+                    "counted: plot_timeline(error.trace) shows how far each rank came."
+                )
             )
         schedule = Schedule(self.events, self.world_size, algorithm)
         schedules[algorithm] = schedule
@@ -115,7 +118,7 @@ class Trace:
         amounts = [[0.0] * self.world_size for _source in ranks]
         counts = [[0] * self.world_size for _source in ranks]
         schedule = self.schedule(algorithm)
-        for sent, taken, carried, _ in schedule.messages:
+        for sent, taken, carried, _order in schedule.messages:
             amounts[sent.rank][taken.rank] += carried
             counts[sent.rank][taken.rank] += 1
         plain_amounts = []
@@ -167,8 +170,12 @@ class Trace:
         late_us = [_checked(us) for us in compute]
         if len(late_us) != self.world_size:
             raise ValueError(
-                f"compute={compute!r}: it needs one number of microseconds for each of the "
-                f"{self.world_size} ranks, or a function of an event"
+                _(
+                    "compute={compute!r}: it needs one number of microseconds for each of the "
+                    "{world_size} ranks, or a function of an event",
+                    compute=compute,
+                    world_size=self.world_size,
+                )
             )
 
         def before_the_first_event(rank: int, event: Event | None) -> float:
@@ -198,7 +205,10 @@ class Trace:
             events = tuple(Event(**row) for row in data["events"])
             return cls(events, _ended_s(data), data["failed"])
         except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path} is not a trace that Trace.save wrote: {error!r}") from None
+            message = _(
+                "{path} is not a trace that Trace.save wrote: {error!r}", path=path, error=error
+            )
+            raise ValueError(message) from None
 
 
 def _ended_s(data: dict[str, Any]) -> tuple[float, ...]:
@@ -230,5 +240,7 @@ def _plain(amount: float) -> float:
 
 def _checked(us: float) -> float:
     if not math.isfinite(us) or us < 0:
-        raise ValueError(f"compute gave {us!r}: microseconds must be finite and at least 0")
+        raise ValueError(
+            _("compute gave {us!r}: microseconds must be finite and at least 0", us=us)
+        )
     return us

@@ -4,6 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from course_utils.launcher.language import _
 from course_utils.network.network import Network
 from course_utils.network.simulation import Interval, Replay
 from course_utils.network.trace import Trace
@@ -44,7 +45,11 @@ def activity(source: Trace | Replay) -> Activity:
     if isinstance(source, Replay):
         return _virtual(source)
     raise TypeError(
-        f"a timeline is drawn of results.trace or of trace.replay(network), not of {source!r:.80}"
+        _(
+            "a timeline is drawn of results.trace or of trace.replay(network), not of "
+            "{source!r:.80}",
+            source=source,
+        )
     )
 
 

@@ -13,7 +13,7 @@ from course_utils.flight.explanation import Explanation
 from course_utils.hang.facts import ranks_by_text
 from course_utils.hang.wait_graph import differs
 from course_utils.launcher.errors import WorkerTimeout
-from course_utils.launcher.language import english
+from course_utils.launcher.language import _, english
 from course_utils.launcher.words import ranks_named
 from course_utils.network.trace import Trace
 from course_utils.pictures.shapes import INK
@@ -65,7 +65,7 @@ def plot_calls(source: WorkerTimeout | Trace | Explanation, caption: str = "") -
         if meeting.key.form == "collective":
             collectives.append(meeting)
     if not collectives:
-        raise ValueError("no rank is known to have called a collective: look at its messages")
+        raise ValueError(_("no rank is known to have called a collective: look at its messages"))
     of_one_group = _of_one_group(collectives, open_calls)
     earlier, shown = of_one_group[-_MOST:-_LAST], of_one_group[-_LAST:]
     while earlier and difference(shown[0]) and difference(earlier[-1]):
@@ -79,7 +79,9 @@ def _recorded(source: WorkerTimeout | Trace | Explanation) -> _Recorded:
         unfinished = [call for call in source.events if not call.finished]
         return _Recorded(source.events, source.world_size, unfinished)
     if not isinstance(source, WorkerTimeout | Explanation):
-        raise TypeError(f"calls are drawn of a WorkerTimeout or of a trace, not {source!r:.80}")
+        raise TypeError(
+            _("calls are drawn of a WorkerTimeout or of a trace, not {source!r:.80}", source=source)
+        )
     events: list[Event] = []
     open_calls: list[Event] = []
     for whereabouts in source.waiting.values():

@@ -11,7 +11,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, Rectangle
 
-from course_utils.launcher.language import _, sentences
+from course_utils.launcher.language import _, listed, sentences
 from course_utils.pictures.shapes import INK
 from course_utils.pictures.style import rank_style, show, together
 
@@ -93,12 +93,18 @@ def _has_sums(old: list[Parts], new: list[Parts], undefined: Collection[int]) ->
 def _refuse_misfit(before: Sequence, after: Sequence, undefined: Collection[int]) -> None:
     world_size = len(before)
     if not world_size or world_size != len(after):
-        counts = f"{world_size} and {len(after)}"
-        raise ValueError(f"before and after need one entry per rank: got {counts}")
+        counts = listed([world_size, len(after)])
+        raise ValueError(_("before and after need one entry per rank: got {counts}", counts=counts))
     last_rank = world_size - 1
     for rank in undefined:
         if rank not in range(world_size):
-            raise ValueError(f"undefined={rank!r}: there are ranks 0 to {last_rank}")
+            raise ValueError(
+                _(
+                    "undefined={rank!r}: there are ranks 0 to {last_rank}",
+                    rank=rank,
+                    last_rank=last_rank,
+                )
+            )
 
 
 def _in_words(side: list[Parts], undefined: Collection[int] = ()) -> str:
@@ -118,7 +124,7 @@ def parts(value: Any) -> Parts:
     if isinstance(value, (int, float)):
         return [[value]]
     if not isinstance(value, (list, tuple)):
-        raise TypeError(f"a rank holds tensors, numbers or None, not {value!r:.80}")
+        raise TypeError(_("a rank holds tensors, numbers or None, not {value!r:.80}", value=value))
     if all(isinstance(number, (int, float)) for number in value):
         return [list(value)]
     tensors = []

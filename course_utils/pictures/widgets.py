@@ -8,6 +8,7 @@ from typing import Any
 
 import ipywidgets as w
 
+from course_utils.launcher.language import _, sentences
 from course_utils.network.network import Network
 from course_utils.network.simulation import Replay
 from course_utils.network.trace import Compute, Trace
@@ -37,7 +38,9 @@ def explore(trace: Trace, network: Network = NETWORK, compute: Compute | None = 
         ReplayError: A message or a collective has no partner.
     """
     if not isinstance(trace, Trace):
-        raise TypeError(f"explore needs a recording, results.trace, not {trace!r:.80}")
+        raise TypeError(
+            _("explore needs a recording, results.trace, not {trace!r:.80}", trace=trace)
+        )
     exploration = _Exploration(trace, network, compute)
     start = exploration.now
     text = f"Explore {trace.world_size} ranks: {virtual_text(start)}"
@@ -175,19 +178,24 @@ def _around(value: float) -> dict[str, Any]:
 def _explored(now: Activity, before: Activity | None, axis_us: float) -> str:
     """When all are done, the picture, and the sentence below it."""
     end = us(now.end)
-    heading = f"<b>All are done at {end}</b>"
+    heading = _("<b>All are done at {end}</b>.", end=end)
     outlined: tuple[float, ...] = ()
     if before is not None:
         end_before = us(before.end)
-        heading += f"; before, at {end_before} (outlined)"
+        heading = _(
+            "<b>All are done at {end}</b>; before, at {end_before} (outlined).",
+            end=end,
+            end_before=end_before,
+        )
         outlined = before.ends
     if now.end > axis_us:
         axis_end = us(axis_us)
-        heading += f". ▸ The axis ends at {axis_end}: press <b>fit</b>"
+        beyond = _("▸ The axis ends at {axis_end}: press <b>fit</b>.", axis_end=axis_end)
+        heading = sentences(heading, beyond)
     drawing = draw(now, axis_us, outlined)
     svg = as_svg(drawing)
     caption = html.escape(virtual_text(now))
-    return f"<p {_STYLE}>{heading}.</p>{svg}<p {_STYLE}>{caption}</p>"
+    return f"<p {_STYLE}>{heading}</p>{svg}<p {_STYLE}>{caption}</p>"
 
 
 def _panel(rows: list[Any], text: str, start: Activity) -> w.VBox:

@@ -111,7 +111,9 @@ class Recorder:
         """
         for name in _NEEDED:
             if torch_private.find(name) is None:
-                raise RuntimeError(f"calls cannot be recorded: this torch has no {name}")
+                raise RuntimeError(
+                    _("calls cannot be recorded: this torch has no {name}", name=name)
+                )
         ddp_constructor = "torch.nn.parallel:DistributedDataParallel.__init__"
         torch_private.wrap(f"{C10D}:_register_pg_in_world", self._wrap_register)
         torch_private.wrap(f"{C10D}:_process_group_name", self._wrap_make_name)

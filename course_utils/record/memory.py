@@ -134,18 +134,18 @@ class Part:
         before = _Head.from_buffer_copy(self.head)
         # Without this check, a spoilt head would have us copy gigabytes.
         if before.desc_bytes > self._desc_end - self._desc_start:
-            raise ValueError("more descriptions than there is room for")
+            raise ValueError(_("more descriptions than there is room for"))
         slots = (Row * min(before.rows_written, slot_count)).from_buffer_copy(self.slots)
         after = _Head.from_buffer_copy(self.head)  # the rank goes on writing
         desc_end = min(self._desc_start + after.desc_bytes, self._desc_end)
         descriptions = _described(self._shared[self._desc_start : desc_end])
         if after.wrong or self.head.first != before.first:
-            raise ValueError("these rows have other descriptions, or none")
+            raise ValueError(_("these rows have other descriptions, or none"))
         # The rank may be writing one more row than it has counted, over the oldest one.
         oldest_safe = after.rows_written + 1 - slot_count
         first = max(before.first, oldest_safe)
         if before.rows_written > before.first and first >= before.rows_written:
-            raise ValueError("all these rows were written anew while they were read")
+            raise ValueError(_("all these rows were written anew while they were read"))
         described_rows = []
         for index in range(first, before.rows_written):
             row = slots[index % slot_count]

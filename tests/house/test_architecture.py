@@ -54,6 +54,8 @@ def test_a_library_that_knows_who_judges_its_answers_is_found(house):
 def test_material_that_knows_the_launcher_is_found(house, tmp_path):
     (tmp_path / "course_material").mkdir()
     (tmp_path / "course_material/text.py").write_text("from course_utils import launch")
+    speaks = "from course_utils.launcher.language import _"
+    (tmp_path / "course_material/form.py").write_text(speaks)
     found = "an arrow up: course_material/text.py imports course_utils"
     assert architecture.problems(house(), tmp_path) == [found]
 

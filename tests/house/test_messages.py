@@ -1,6 +1,7 @@
 """Messages in the learner's language: chosen by the learner, translated where they are made."""
 
 import ast
+import dataclasses
 import gettext
 import os
 import re
@@ -15,11 +16,13 @@ from hypothesis import strategies as st
 
 from course_checks.cases import CASES
 from course_checks.outcome import Overview
+from course_material import predictions
 from course_tools import ROOT
 from course_tools.i18n import catalogues, messages, zh
 from course_tools.learner import workspace
-from course_utils import check, explain_dumps, launch
+from course_utils import Network, check, explain_dumps, hardware, launch, predict
 from course_utils.launcher import language
+from course_utils.launcher.captured_output import KEPT_BYTES, CapturedOutput, is_cut
 from course_utils.launcher.language import _, english, listed, ngettext, sentences
 from course_utils.launcher.stop_button import Stopped
 
@@ -256,11 +259,46 @@ def test_a_stopped_launch_says_so_in_chinese(in_chinese):
     assert Stopped()._render_traceback_() == ["已停止，没有留下任何还在运行的东西。"]
 
 
+def test_a_network_that_cannot_be_is_refused_in_chinese(in_chinese):
+    with pytest.raises(ValueError, match=r"^节点之间的延迟必须是不小于 0 的有限数，得到的是 -1$"):
+        Network(1.0, 10.0, nodes=2, between=(-1, 5.0))
+
+
+def test_a_machine_is_described_in_chinese(in_chinese):
+    machine = dataclasses.replace(hardware(), cores=2, gpus=(), refusal="", gloo=True, nccl=False)
+    cores, _memory, gpus, software = str(machine).split("\n")
+    assert cores == "2 个核：同时能运行 2 个 rank，再多就要轮流"
+    assert gpus == "没有 GPU：launch 用 gloo，在 CPU 上运行"
+    assert software.endswith("（编入了 gloo）")
+
+
+def test_a_prediction_is_compared_in_chinese(in_chinese, capsys, monkeypatch):
+    monkeypatch.setattr(predictions, "_asked", {})
+    predict("rank 3 holds", 4).measured(5)
+    predict("it takes", ...).measured(5.0, about=True)
+    predict()
+    compared, unanswered, score = capsys.readouterr().out.splitlines()[:3]
+    assert compared == "rank 3 holds：5；你的预测是 4：相差 1"
+    assert unanswered == "it takes：约 5（没有预测）"
+    assert score == "2 个预测里对了 0 个，1 个还没有结果。"
+
+
+@pytest.mark.parametrize("spoken", ["en", "zh"])
+def test_what_a_rank_printed_is_known_to_be_cut_in_either_language(spoken, monkeypatch):
+    monkeypatch.setenv("COURSE_LANG", spoken)
+    output = CapturedOutput()
+    output.add(b"x" * KEPT_BYTES)
+    assert not is_cut(output.text())
+    output.add(b"x" * 1000)
+    assert is_cut(output.text())
+    assert ("略去 1,000 字节" in output.text()) == (spoken == "zh")
+
+
 # The source and its catalogue.
 
 
 def modules():
-    for package in ("course_utils", "course_checks", "course_testing"):
+    for package in ("course_utils", "course_checks", "course_testing", "course_material"):
         for path in sorted((ROOT / package).rglob("*.py")):
             yield path, ast.parse(path.read_text(encoding="utf-8"))
 
