@@ -117,13 +117,13 @@ NODES = {
     "record": 7680,  # timers; what becomes of DDP's models; keys and entries whose parts have names
     "hang": 9950,  # the known call proves a hang; dataclasses of facts; loops in no_sync()
     "flight": 12300,  # dumps of any torch, read safely; evidence for nine kinds of guilt; a watcher
-    "network": 4350,  # what a ring of a thousand ranks costs, by formula; a name for each step
+    "network": 4380,  # what a ring of a thousand ranks costs, by formula; a name for each step
     "pictures": 9480,  # each mark has a name; captions; both broadcasts that DDP's forward awaits
     "devices": 3120,  # a name for each step, here as elsewhere
     # Hangs told from dumps, dry runs, a panel that comes by itself, silence that ends a launch.
     # Models that ranks have changed, or changed differently; a curve from its first step; captions.
     # What is told to who spawns a function of a cell; tracebacks of refused calls in one frame.
-    PACKAGE: 69600,
+    PACKAGE: 69700,
     # Results as plain data; what an answer reaches beside its arguments: frames, memory, copies;
     # likely mistakes by their results, results that are a factor off, and what a rank was given
     # that raises; an answer that lacks a name of a cell which has not run, and a limit of calls.
