@@ -3,7 +3,7 @@
 #
 # **A training goes wrong at 2 a.m. What do you ask first, and who can answer?**
 #
-# In 130 minutes, best in two sittings (parts 1 to 5, then 6 to 8), you will be able to
+# In 125 minutes, best in two sittings (parts 1 to 5, then 6 to 8), you will be able to
 #
 # 1. tell a hang from a slow rank, and find the rank that never arrived, its line, and the mistake before it;
 # 2. catch results that are wrong without any error;

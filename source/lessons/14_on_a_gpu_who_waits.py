@@ -3,7 +3,7 @@
 #
 # **A training on two GPUs is slow, and somebody blames the network. How do you find out whether that's true?**
 #
-# In 75 minutes you will be able to
+# In 80 minutes you will be able to
 #
 # 1. say which lines of a training loop hold up Python, which hold up only the GPU, and which hold up nothing;
 # 2. measure in a recording how much communication is exposed, and which call blocks the host;
