@@ -136,6 +136,15 @@ def test_a_lab_takes_about_as_long_as_it_says(path):
     assert 0.7 * counted <= said <= 1.4 * counted, f"counted: {counted:.0f}"
 
 
+@pytest.mark.parametrize("path", EXERCISES, ids=lambda path: path.stem)
+def test_a_lab_takes_as_long_as_its_exercises_say_together(path):
+    first_cell, *cells = nbformat.read(path, as_version=4).cells
+    said = int(re.search(r"(\d+) minutes", first_cell.source)[1])
+    prose = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+    together = sum(int(minutes) for minutes in teaching.STATED.findall(prose))
+    assert abs(said - together) < 5, f"together: {together}"  # both are rounded
+
+
 def test_minutes_are_reading_writing_and_running():
     stub = 'def answer():\n    raise NotImplementedError("about 5 lines")'
     cells = [
