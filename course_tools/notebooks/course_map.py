@@ -320,8 +320,8 @@ def text(root: Path = ROOT, tongue: Tongue = ENGLISH) -> str:
             "The whole way follows the numbers. **The short way takes a day**: 00, 02, 03 as far\n"
             "as the ring, 04, and the first half of 08. 01 is a detour that nothing else needs; 12 "
             "and\n13 are read after 06, 14 after 05, with a GPU or without, 15 after 07, 16 after "
-            "08, 17 after 13,\nand 18 and 19 after 17. Minutes are counted: words, lines of code, "
-            "predictions, what you write and what runs."
+            "08, 17 after 13,\nand 18 and 19 after 17. A chapter's minutes are counted: words, "
+            "lines of code, predictions, what you write and what runs. A lab's are our estimate."
         ),
         say(WAY.rstrip("\n")) + "\n",
         "\n".join(chapter_table(root, tongue)),

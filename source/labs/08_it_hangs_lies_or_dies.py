@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Lab 08 · It hangs, lies or dies
 #
-# Six exercises on [chapter 08](../notebooks/08_it_hangs_lies_or_dies.ipynb) and a bonus, 65 minutes without the bonus, on any computer. You are on call. Four programs are broken: one dies, one lies, two hang. For the fifth trouble you write a tool, for the sixth you read what a whole cluster has left.
+# Six exercises on [chapter 08](../notebooks/08_it_hangs_lies_or_dies.ipynb) and a bonus, 70 minutes without the bonus, on any computer. You are on call. Four programs are broken: one dies, one lies, two hang. For the fifth trouble you write a tool, for the sixth you read what a whole cluster has left.
 
 # %% [markdown]
 # Each broken program is run once, and you get what a cluster would give you: **the logs of its ranks**, with a traceback where a rank died, and the stack of a rank that is still busy after two seconds, as `py-spy dump` shows it. Lines of this notebook are counted within their cell.

@@ -3,7 +3,7 @@
 #
 # **How do processes that know nothing of each other become one group, and who is in charge?**
 #
-# In 60 minutes you will be able to
+# In 70 minutes you will be able to
 #
 # 1. say what node, rank, local rank and world size are, and which chooses a GPU;
 # 2. let workers meet in three ways, without a port collision;

@@ -3,7 +3,7 @@
 #
 # **What do you add to a training loop so that several processes train one model, and how do you know that it is the right model?**
 #
-# In 140 minutes, best in two sittings of 85 and 55, you will be able to
+# In 155 minutes, best in two sittings of 75 and 80, you will be able to
 #
 # 1. turn a training loop into a distributed one with six lines, and say what each is for;
 # 2. prove that the model is the one that a single process would get, and say when the ranks talk to each other;

@@ -3,7 +3,7 @@
 #
 # **What is inside `DistributedDataParallel`, and which of its parts earn their place?**
 #
-# In 130 minutes, best in two sittings (parts 1 to 4, then 5 to 9), you will be able to
+# In 140 minutes, best in two sittings (parts 1 to 4, then 5 to 9), you will be able to
 #
 # 1. write your own DDP in eight small steps, each judged by real workers;
 # 2. say what each step gains on a network, from a recording of real ranks;

@@ -3,7 +3,7 @@
 #
 # **Why does one all-reduce win on your laptop and another on a cluster, and how large must a batch be to hide it?**
 #
-# In 110 minutes you will be able to
+# In 100 minutes you will be able to
 #
 # 1. say what a message costs from two numbers, and what this model leaves out;
 # 2. write the cost of an all-reduce as a formula, and check it with real ranks;

@@ -3,7 +3,7 @@
 #
 # **Which samples does each rank see, and how do you make an epoch that loses nothing and counts nothing twice?**
 #
-# In 55 minutes you will be able to say which sample goes to which rank, train and measure on uneven shards, and decide who gets which seed and who downloads.
+# In 60 minutes you will be able to say which sample goes to which rank, train and measure on uneven shards, and decide who gets which seed and who downloads.
 #
 # **Hardware:** any computer; all ranks here use gloo on the CPU.
 # **Before:** [06 · What communication costs](06_what_communication_costs.ipynb).

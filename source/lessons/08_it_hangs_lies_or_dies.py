@@ -3,7 +3,7 @@
 #
 # **A training goes wrong at 2 a.m. What do you ask first, and who can answer?**
 #
-# In 130 minutes, best in two sittings (parts 1 to 5, then 6 to 8), you will be able to
+# In 125 minutes, best in two sittings (parts 1 to 5, then 6 to 8), you will be able to
 #
 # 1. tell a hang from a slow rank, and find the rank that never arrived, its line, and the mistake before it;
 # 2. catch results that are wrong without any error;
@@ -150,7 +150,7 @@ pictures.draw_rounds(results.trace)
 #
 # ## 2 · Who never arrived?
 #
-# Two more hangs, each with its cure. `evaluate_on_one` saves time: only rank 0 looks at the validation set.
+# Two more hangs, each with its cure. `evaluate_on_one` tries to save time: only rank 0 looks at the validation set.
 
 # %%
 batch = torch.arange(12.0).view(4, 3)
@@ -185,19 +185,19 @@ print(*error.parts[1:], sep="\n\n")
 plot_calls(error)
 
 # %% [markdown]
-# **Both** ranks wait, each in a different call: rank 0 in DDP's forward, rank 1 in its backward. The picture begins with #8, the call in which the ranks part. It *differs in mode*: one rank evaluates, and the other trains. The sign ≠ marks two
+# **Both** ranks wait, each in a different call: rank 0 in DDP's forward, rank 1 in its backward. The picture begins with #8, where the ranks part ways. The caption says that #8 *differs in mode*: rank 0 evaluates, while rank 1 trains. The sign ≠ marks two
 # calls that came from different lines, or are of different kinds.
 
 # %% [markdown]
-# Rank 1 doesn't evaluate, so what answers rank 0's evaluation in line 9 is rank 1's next training step in line 5. The sizes tell what is sent:
+# Rank 1 doesn't evaluate. So rank 0's first evaluation, in line 9, meets rank 1's second training step, in line 5. The sizes tell what each call sends:
 #
 # | call | what it is |
 # | --- | --- |
-# | #8, #9 | DDP's ranks agree on its [buckets](https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/reducer.cpp), once, after the first backward: their number and the order of the 4 parameters (5 numbers), then the size of the only bucket |
-# | #10, #11 | rank 0's buffers, here of the batch norm, go to everyone: 3 means and 3 variances, then a count of batches |
-# | #12 | on rank 0 the same buffers for its next training step; on rank 1 the 18 gradients |
+# | #8, #9 | DDP's ranks agree on its [buckets](https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/reducer.cpp), once, after the first backward. #8 sends 5 numbers: how many buckets there are, and in which order the 4 parameters come. #9 sends the size of the only bucket |
+# | #10, #11 | rank 0 sends its buffers, which are the batch norm's, to everyone: 3 means and 3 variances in #10, a count of batches in #11 |
+# | #12 | rank 0 begins its next training step and sends its buffers again; rank 1 sends its 18 gradients |
 #
-# Up to #11 each call found one that fits. #12 has two that don't, so rank 1 waits there. Rank 0 waits as well: DDP [starts both broadcasts](https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/comm.cpp) of its buffers, #12 and #13, before it waits for either. On rank 1 the picture has no *waits here*: it marks a backward only where a call is missing.
+# Up to #11, the calls of the two ranks fit each other. In #12 they don't: a broadcast meets an all-reduce, so rank 1 waits there. Rank 0 waits as well: DDP [starts both broadcasts](https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/comm.cpp) of its buffers, #12 and #13, before it waits for either. (Rank 1 waits in a backward pass. The picture writes *waits here* for that only where a call is missing, so here it doesn't.)
 
 # %% [markdown]
 # `uneven` has three batches on rank 0 and two on rank 1, as in chapters 04 and 07.
@@ -216,7 +216,7 @@ print(error.parts[-1])
 plot_calls(error)
 
 # %% [markdown]
-# Here rank 1 has simply done all its work, and rank 0 waits for both broadcasts of its buffers, #13 and #14. Now the cures: `model.module` is the network without DDP's wrapper, so it sends nothing. `Join` lets rank 1 answer the others until all are done. (Chapter 07 says what it divides by.)
+# Here rank 1 has simply done all its work, and rank 0 waits for both broadcasts of its buffers, #13 and #14. Now the cures: `model.module` is the network without DDP's wrapper, so it sends nothing. `Join` lets rank 1 answer the others until all are done. (Chapter 07 says what `Join` divides by.)
 
 # %%
 for task in (evaluate_on_one, uneven):
@@ -224,10 +224,10 @@ for task in (evaluate_on_one, uneven):
     print(f"{task.__name__}, cured, ends")
 
 # %% [markdown]
-# **Check yourself.** The model has no buffers. Does `evaluate_on_one` hang?
+# **Check yourself.** Suppose that the model had no buffers. Would `evaluate_on_one` still hang?
 #
 # <details><summary>Answer</summary>
-# No, but only by luck. Without buffers an evaluation sends one thing only: in the first forward after a backward pass, DDP's ranks agree once on its new buckets (under <code>torch.no_grad()</code>, not even that). Rank 0 waits for this agreement in its first evaluation, and rank 1's second training step answers. A training of a single step would hang, and any training hangs once somebody adds a batch norm.
+# No, but only by luck. Without buffers, an evaluation makes the ranks talk about one thing only: in the first forward after a backward pass, DDP's ranks agree once on its new buckets (under <code>torch.no_grad()</code>, not even that). Rank 0 waits for this agreement in its first evaluation, and rank 1's second training step answers. If there were only one step, nobody would answer, and the job would hang. And it hangs with any number of steps once somebody adds a batch norm.
 # </details>
 
 # %% [markdown]

@@ -491,7 +491,7 @@ chapter_09_pictures.draw_agents(agents, noted)
 # 52 steps, and we did nothing to restart it. The agents met again and started two new ranks, which found the checkpoint of step 24. So the steps 24 to 27 were done twice.
 
 # %% [markdown]
-# Do their losses lie on those of the control, or only near? An eye can't tell, so we also compare every loss, and the parameters at the end, for equality.
+# Are their losses equal to those of the control, or only close to them? The eye can't tell, so we also compare every loss, and the parameters at the end, for equality.
 
 # %% tags=["row-E5"]
 control = read_losses("undisturbed")
@@ -744,7 +744,7 @@ check(save_interval_done, **chapter_09.INTERVAL)
 chapter_09_charts.draw_intervals(save_interval, save_interval_done, save_s=60, machine_mtbf_h=1200)
 
 # %% [markdown]
-# Four times the machines halve the interval. A save that takes a quarter of the time halves it as well, but then goodput rises. That's why large jobs save [asynchronously](https://docs.pytorch.org/docs/stable/distributed.checkpoint.html): the training waits only for a copy into the host's memory.
+# With four times as many machines, the interval is half as long. A save that takes a quarter of the time halves it as well, but then goodput rises. That's why large jobs save [asynchronously](https://docs.pytorch.org/docs/stable/distributed.checkpoint.html): the training waits only for a copy into the host's memory.
 
 # %% [markdown]
 # ### Before the run: is everybody healthy?
@@ -789,7 +789,7 @@ for sick in [None, (1, "slow"), (2, "wrong")]:
 chapter_09_charts.draw_health(checks)
 
 # %% [markdown]
-# `unfit` calls a rank slow that needs a whole second more than the usual time. That's generous, because on one computer all ranks share the cores. On a cluster compare by a factor. And on GPUs the same idea has ready tools: [`dcgmi diag`](https://docs.nvidia.com/datacenter/dcgm/latest/user-guide/dcgm-diagnostics.html) tests the cards of a node, and [nccl-tests](https://github.com/NVIDIA/nccl-tests) the paths between them. A scheduler can run them before each job and put an unfit node aside.
+# `unfit` calls a rank slow if it needs a whole second more than the usual time. That's generous, because on one computer all ranks share the cores. On a cluster compare by a factor. And on GPUs the same idea has ready tools: [`dcgmi diag`](https://docs.nvidia.com/datacenter/dcgm/latest/user-guide/dcgm-diagnostics.html) tests the cards of a node, and [nccl-tests](https://github.com/NVIDIA/nccl-tests) the paths between them. A scheduler can run them before each job and put an unfit node aside.
 
 # %% [markdown]
 # ## 7 · A slow cable
@@ -854,11 +854,10 @@ with two_hosts(disk.name) as hosts:
 chapter_09_charts.draw_cable(sizes, predicted_ms, measured_ms)
 
 # %% [markdown]
-# The cable takes somewhat longer than predicted, at all sizes, and a busy machine adds to it. Still, the prediction came from a recording made without any cable.
+# The cable takes somewhat longer than predicted, at all sizes, and a busy machine adds to it. Still, the prediction came from a recording that was made without any cable.
 
 # %% [markdown]
-# Part of the
-# rest was counted by the cable itself: host 0 has sent more bytes than the 22 MB of its tensors (each size three times, and one megabyte to open the connections: 3 × (1 + 2 + 4) + 1, the `22e6` of the cell), since packets have headers and are acknowledged.
+# The cable's own count explains part of the difference: host 0 has sent more bytes than the 22 MB of its tensors, since packets have headers and are acknowledged. (The 22 MB, `22e6` in the cell, are each size three times, and one megabyte to open the connections: 3 × (1 + 2 + 4) + 1.)
 
 # %% [markdown]
 # At this speed bytes decide, and they can be counted, which is why this course argues with replays. What a latency costs cannot be seen here: in the recording the smallest message has half a megabyte and takes 40 ms, 800 times the latency.

@@ -3,7 +3,7 @@
 #
 # **A training fails on three nights of one week. What happened, how do you prove it, and what would have prevented it?**
 #
-# In 90 minutes you learn to name a cause from raw evidence, and to prove it with real workers, although other suspects nearly fit. You also learn to tell a fix that hides a cause from one that cures it.
+# In 95 minutes you learn to name a cause from raw evidence, and to prove it with real workers, although other suspects nearly fit. You also learn to tell a fix that hides a cause from one that cures it.
 #
 # **Hardware:** two cores; all ranks use gloo on the CPU. **Before:** [10 · Keras](10_keras.ipynb).
 # **Lab:** [11 · Capstone](../exercises/11_capstone.ipynb).

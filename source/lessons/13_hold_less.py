@@ -3,7 +3,7 @@
 #
 # **A model no longer fits on one GPU: what does it cost if every rank holds only a share of it?**
 #
-# In 100 minutes, best in two sittings of 55 and 45, you will be able to
+# In 105 minutes, best in two sittings of 55 and 50, you will be able to
 #
 # 1. say how many bytes a model takes per GPU, for any size and any number of GPUs;
 # 2. turn DDP into ZeRO-1, 2 and 3, and measure what each holds and sends;

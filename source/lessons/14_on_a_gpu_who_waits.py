@@ -3,7 +3,7 @@
 #
 # **A training on two GPUs is slow, and somebody blames the network. How do you find out whether that's true?**
 #
-# In 75 minutes you will be able to
+# In 80 minutes you will be able to
 #
 # 1. say which lines of a training loop hold up Python, which hold up only the GPU, and which hold up nothing;
 # 2. measure in a recording how much communication is exposed, and which call blocks the host;
@@ -125,7 +125,7 @@ begin_us, end_us = kernel.start_us - 2700, kernel.start_us + 800
 chapter_14.draw_lanes(by_hand, begin_us, end_us, text, launched=(asked, kernel))
 
 # %% [markdown]
-# The host is 2.5 ms ahead of the GPU here. While the kernel waits for its turn, the host asks for the next sums. And the streams take turns: NCCL's waits for a copy, and the copy after it for NCCL's sum. In short, chapter 03's `wait()` holds up a **rank** with gloo, and a **stream** with NCCL.
+# The host is 2.5 ms ahead of the GPU here. While the kernel waits for its turn, the host asks for the next sums. And the streams take turns: NCCL's stream waits for a copy, and the next copy waits for NCCL's sum. In short, chapter 03's `wait()` holds up a **rank** with gloo, and a **stream** with NCCL.
 
 # %% [markdown]
 # **Check yourself.** With gloo, chapter 03 said that `work.wait()` right after `all_reduce(..., async_op=True)` is a blocking call in two lines. And with NCCL?
@@ -307,14 +307,14 @@ pictures.draw_shares(trainings)
 
 # %% [markdown]
 # In none of the three trainings does NCCL alone take the most time. With one all-reduce per gradient it takes 17 %, and the GPU has nothing to do for 46 %. With DDP's buckets, 6 % is all that a perfect network could save: most of the time, the GPU has nothing to do.
-# Only in the recommender is it the largest loss, 17.5 %, a little ahead of the 16.5 % with nothing to do. There a faster network, or better overlap, is worth a try.
+# Only in the recommender is it the largest loss: 17.5 % of the time, a little more than the 16.5 % in which the GPU has nothing to do. There a faster network, or better overlap, is worth a try.
 
 # %%
 text = "One step of each training, in 75 parts. White is time in which the GPU has nothing to do."
 chapter_14.draw_steps(trainings, text)
 
 # %% [markdown]
-# At the top, the all-reduces begin when the GPU has almost nothing left to compute but the optimiser's step, at the right, which needs their sums. So even without `wait()`, hardly anything would be left to hide them behind. In the middle, most of the step is empty, and not only around the all-reduces. At the bottom, the GPU has something to do most of the time.
+# At the top, the all-reduces begin when the GPU has almost nothing left to compute. Only the optimiser's step is still to come, at the right, and it needs their sums. So even without `wait()`, there would be hardly anything to hide them behind. In the middle, most of the step is empty, and not only around the all-reduces. At the bottom, the GPU has something to do most of the time.
 
 # %% [markdown]
 # **Check yourself.** Only 16 % of ResNet's communication is hidden. Would larger buckets help?
@@ -340,7 +340,7 @@ text = "Half of ResNet's kernels start within 2 µs, half of the recommender's a
 show(chapter_14.figure_of_delays(trainings), text)
 
 # %% [markdown]
-# Half of ResNet's kernels start within 2 µs of their launch: the queue is empty, and the GPU waits for its **host**. One by one, it's the same for half of the kernels. The recommender's host is 0.7 ms ahead. But a profiler was running, and it works on the host. How much of this is the profiler's own doing?
+# Half of ResNet's kernels start within 2 µs of their launch: the queue is empty, and the GPU waits for its **host**. In the training one by one, the same holds for half of the kernels. The recommender's host is 0.7 ms ahead. But a profiler was running, and it works on the host. How much of this is the profiler's own doing?
 
 # %% [markdown]
 # `aten::view` is a good probe, because it moves no byte and launches nothing. As a control we take the launch itself, which is CUDA's work. If the host were simply slow, it would be slow at
@@ -413,7 +413,7 @@ print(f"after it: {after:.0f}")
 plot_timeline(results.trace)
 
 # %% [markdown]
-# The call was over before the other rank had even begun. In the picture, rank 0's call ends before its send begins, at the latest. The long bar is the work of the all-reduce, which goes on in gloo's thread. Now the control, without `async_op`. It is meant to fail.
+# The call was over before the other rank had even begun. In the picture, rank 0's call is over by the time its send begins. The long bar is the work of the all-reduce, which goes on in gloo's thread. Now the control, without `async_op`. It is meant to fail.
 
 # %% tags=["raises-exception"]
 launch(joins_late, False, backend="gloo", timeout=5)

@@ -3,7 +3,7 @@
 #
 # **The numbers of many ranks aren't quite those of one process: is the difference rounding or a bug?**
 #
-# In 75 minutes you will be able to tell rounding from a bug, choose a global batch, and clip, average and normalise as one process would.
+# In 85 minutes you will be able to tell rounding from a bug, choose a global batch, and clip, average and normalise as one process would.
 #
 # **Hardware:** any computer; all ranks here use gloo on the CPU, so that you can compare every digit.
 # **Before:** [07 · Data and batches](07_data_batches_numerics.ipynb).
