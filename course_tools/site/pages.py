@@ -27,6 +27,7 @@ DOCUMENTS = (
     "LICENSE",
     "CITATION.cff",
     "docs/gpu-report.md",
+    "docs/hangs-queued.md",
 )
 ROOMS = ("course_utils", "course_testing", "course_lint", "course_museum")  # each has a page
 BOOKS = ("notebooks", "exercises", "solutions")
