@@ -55,7 +55,8 @@ LEARNERS = (
     "tests/helpers/forks.py", "tests/helpers/hangs.py", "tests/helpers/kernels.py",
     "tests/helpers/leavings.py", "tests/helpers/mnist_files.py", "tests/helpers/queues.py",
     "tests/helpers/pretended_driver.c", "tests/helpers/recordings.py", "tests/helpers/spent.py",
-    "tests/helpers/stalls.py", "tests/helpers/warm_kernels.py",
+    "tests/helpers/second_device.py", "tests/helpers/stalls.py",
+    "tests/helpers/warm_kernels.py",
 )  # fmt: skip
 # What documents, English and Chinese, say of files and commands that learners do not have.
 FOR_TEACHERS = re.compile(
