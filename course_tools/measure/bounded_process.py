@@ -107,12 +107,12 @@ class BoundedProcess:
 
     def _marked(self) -> list[psutil.Process]:
         """Those of this machine's processes that have the mark."""
-        found = []
+        marked = []
         for process in psutil.process_iter():
             try:
                 mark = process.environ().get(MARK)
             except psutil.Error:  # it has just ended, or belongs to somebody else
                 continue
             if mark == self._mark and process.pid != os.getpid():
-                found.append(process)
-        return found
+                marked.append(process)
+        return marked

@@ -24,8 +24,8 @@ _SHM_IS_FULL = N_(
     "NCCL do without, which is slower: os.environ['NCCL_SHM_DISABLE'] = '1'"
 )
 _GIVEN_UP = N_(
-    "an earlier call of this group had failed, on this rank or on another one, and NCCL gave the "
-    "group up. The first error, in the output of the ranks, tells why"
+    "an earlier call of this group had failed, or this one, on this rank or elsewhere, and NCCL "
+    "gave the group up. The first error, in the output of the ranks, tells why"
 )
 _FORKED = "initialize CUDA in forked subprocess"
 # What words of NCCL, torch or CUDA mean, the special before the general. They are the very words of

@@ -221,10 +221,12 @@ def _begun_with(open_calls: list[Event], shown: list[Meeting]) -> list[Event]:
     begun = []
     for open_call in open_calls:
         for meeting in shown:
-            call = meeting.calls.get(open_call.rank, open_call)
+            call = meeting.calls.get(open_call.rank)
+            if call is None or not call.flags & FORWARD:
+                continue
             is_before = (call.number + 1, call.line) == (open_call.number, open_call.line)
             is_unmet = meeting.missing or difference(meeting)
-            if is_before and is_unmet and call.flags & FORWARD:
+            if is_before and is_unmet:
                 begun.append(call)
     return begun
 

@@ -28,10 +28,6 @@ from course_utils.launcher.torch_private import NAMES
 from course_utils.record import cuda_times, frames, hooks
 from course_utils.record.event import UNWAITED
 
-# A hand-out has no answers, and so nothing to judge with a name taken away.
-answers = pytest.importorskip("answers")
-labs = pytest.importorskip("labs")
-
 pytestmark = pytest.mark.usefixtures("nothing_left")
 NEEDED_BY_THE_RECORD = set(hooks._NEEDED)
 _DDP = "torch.nn.parallel:DistributedDataParallel"
@@ -228,6 +224,9 @@ def test_each_variable_of_torchs_functions_may_be_missing(name, monkeypatch):
 
 @pytest.mark.parametrize("missing", [*((name,) for name in CHECKS_USE), CHECKS_USE], ids=str)
 def test_a_check_judges_without_what_it_uses(missing, without):
+    answers = pytest.importorskip("answers", reason="a hand-out has no answers to judge")
+    labs = pytest.importorskip("labs", reason="nor their judge")
+
     def exchanged(tensor: torch.Tensor) -> torch.Tensor:
         if dist.get_world_size() == 1:
             return tensor
